@@ -1,0 +1,52 @@
+/**
+ * What a model is read from: ranged reads over bytes of a known size. Nothing here knows about files or networks;
+ * `platform/` opens them.
+ */
+
+import { CorruptFileError } from '../errors.ts';
+
+/** A sequence of bytes that can be read in ranges, several at once. */
+export interface ByteSource {
+  /** How errors call it: a path or a URL. */
+  readonly name: string;
+  /** Size in bytes. */
+  readonly size: number;
+  /**
+   * Fills `target` with the bytes from `offset` on. `target` may lie in shared memory.
+   * @throws SourceError `source` when the bytes cannot be read, or when there are fewer.
+   */
+  readInto(offset: number, target: Uint8Array): Promise<void>;
+  close(): Promise<void>;
+}
+
+/** Where a model's files lie side by side (the shards of a split model). */
+export interface SourceFolder {
+  readonly name: string;
+  /** @throws SourceError `source` when there is no such file. */
+  open(fileName: string): Promise<ByteSource>;
+  has(fileName: string): Promise<boolean>;
+}
+
+/** A file to load a model from, and the folder around it (absent where there is none: a Blob, bytes in memory). */
+export interface ModelSource {
+  readonly file: ByteSource;
+  readonly fileName: string;
+  readonly folder?: SourceFolder;
+}
+
+/** `bytes` as a source: for tests, and for bytes that are in memory anyway. */
+export function memorySource(bytes: Uint8Array, name = 'memory'): ByteSource {
+  return {
+    name,
+    size: bytes.byteLength,
+    async readInto(offset, target) {
+      if (offset + target.byteLength > bytes.byteLength) {
+        throw new CorruptFileError(
+          `${name}: wanted bytes ${offset} to ${offset + target.byteLength}, but it has only ${bytes.byteLength}`,
+        );
+      }
+      target.set(bytes.subarray(offset, offset + target.byteLength));
+    },
+    async close() {},
+  };
+}

@@ -1,0 +1,109 @@
+/**
+ * The forward pass as data: operations over T rows with named values. `decoder.ts` alone writes graphs; backends read
+ * them. An operation carries spec data and logical weight names, never threads, buffers or devices.
+ */
+
+import type { Activation, MoeSpec, RopeSpec } from './spec.ts';
+
+/** The name of a value: f32 [rows, width]. Each is written once. */
+export type ValueName = string;
+/** A logical weight name; see `spec.ts`. */
+export type WeightName = string;
+
+interface OperationBase {
+  /** The layer it belongs to; -1 before the first, `layers.length` after the last. */
+  readonly layer: number;
+  readonly output: ValueName;
+}
+
+/** Row t of the output is the weight's row `tokens[t]`. */
+export interface EmbedOperation extends OperationBase {
+  readonly kind: 'embed';
+  readonly weight: WeightName;
+}
+
+/** RMS norm over groups of `group` elements of each row (`group` = width: the whole row; = headDim: each head). */
+export interface NormOperation extends OperationBase {
+  readonly kind: 'norm';
+  readonly input: ValueName;
+  readonly weight: WeightName;
+  readonly epsilon: number;
+  readonly group: number;
+}
+
+/** output[t] = weight · input[t] (+ bias). */
+export interface LinearOperation extends OperationBase {
+  readonly kind: 'linear';
+  readonly input: ValueName;
+  readonly weight: WeightName;
+  readonly bias?: WeightName;
+}
+
+/** Rotates the first `rope.dimensions` elements of each head by the row's position. */
+export interface RopeOperation extends OperationBase {
+  readonly kind: 'rope';
+  readonly input: ValueName;
+  readonly headDim: number;
+  readonly rope: RopeSpec;
+}
+
+/**
+ * Writes each row's key and value to the layer's cache at the row's position, then attends from the row's queries to
+ * positions 0 … its own of its own sequence. Query head h reads key/value head ⌊h·kvHeads/heads⌋.
+ */
+export interface AttentionOperation extends OperationBase {
+  readonly kind: 'attention';
+  readonly query: ValueName;
+  readonly key: ValueName;
+  readonly value: ValueName;
+  readonly heads: number;
+  readonly kvHeads: number;
+  readonly headDim: number;
+  readonly valueDim: number;
+  readonly scale: number;
+}
+
+/** output = act(gate) ⊙ up. */
+export interface GluOperation extends OperationBase {
+  readonly kind: 'glu';
+  readonly gate: ValueName;
+  readonly up: ValueName;
+  readonly activation: Activation;
+}
+
+/** The whole MoE layer: router, selection, experts, shared expert. Weights are named under `prefix` (`layers.i.moe`). */
+export interface MoeOperation extends OperationBase {
+  readonly kind: 'moe';
+  readonly input: ValueName;
+  readonly prefix: WeightName;
+  readonly moe: MoeSpec;
+}
+
+export interface AddOperation extends OperationBase {
+  readonly kind: 'add';
+  readonly left: ValueName;
+  readonly right: ValueName;
+}
+
+/** Logits of the rows that are asked for: [wanted rows, vocabulary]. */
+export interface HeadOperation extends OperationBase {
+  readonly kind: 'head';
+  readonly input: ValueName;
+  readonly weight: WeightName;
+}
+
+export type Operation =
+  | EmbedOperation | NormOperation | LinearOperation | RopeOperation | AttentionOperation | GluOperation | MoeOperation
+  | AddOperation | HeadOperation;
+
+export type OperationKind = Operation['kind'];
+
+export interface Graph {
+  readonly operations: readonly Operation[];
+  /** Width of every value, in f32 elements a row. */
+  readonly widths: Readonly<Record<ValueName, number>>;
+  /** The value that holds the logits. */
+  readonly logits: ValueName;
+  /** The residual stream after the embedding, after each layer, and after the final norm (in place of the last layer's). */
+  readonly hidden: readonly ValueName[];
+}

@@ -1,0 +1,17 @@
+/** Weights as a backend sees them: logical names bound to what the file holds. */
+
+import type { TensorInfo } from '../format/model-file.ts';
+import type { FormatId } from '../quant/index.ts';
+import type { WeightName } from './graph.ts';
+
+export interface Weight {
+  readonly name: WeightName;
+  readonly format: FormatId;
+  /** Row-major, outermost first; see the table in `spec.ts`. */
+  readonly shape: readonly number[];
+  /** The file's tensors that make it up, in order; several are stacked along the outermost axis. */
+  readonly parts: readonly TensorInfo[];
+  readonly bytes: number;
+}
+
+export type Weights = ReadonlyMap<WeightName, Weight>;

@@ -1,0 +1,79 @@
+/** The plan: plain data that says, before loading, what runs where, with which kernel, in how many bytes. */
+
+import type { CacheType, Mode } from '../backend/kernel.ts';
+import type { OperationKind, WeightName } from '../model/graph.ts';
+import type { FormatId } from '../quant/index.ts';
+
+export type DeviceName = 'cpu' | 'reference';
+
+/** What a person may ask for; everything has a default. */
+export interface PlanOptions {
+  readonly device?: DeviceName;
+  /** Worker threads of the CPU pool; default: the cores the platform offers. */
+  readonly threads?: number;
+  /** Context length in tokens; default: the smallest of the trained length, 8,192 and what fits. */
+  readonly context?: number;
+  /** Rows a prompt chunk; default 512. */
+  readonly batch?: number;
+  /** KV cache element type; default f16 on the CPU, f32 on the reference. */
+  readonly cache?: CacheType;
+  /** Upper bound of one arena, in bytes; default 4 GiB − 64 KiB. */
+  readonly arenaBytes?: number;
+  /** Metadata keys (or tensors) under the architecture prefix to ignore although nobody knows them. */
+  readonly ignoreKeys?: readonly string[];
+  /** Bytes that may be used in all; default: what the platform says is free. */
+  readonly memoryBytes?: number;
+}
+
+export interface PlannedOperation {
+  readonly layer: number;
+  readonly kind: OperationKind;
+  readonly output: string;
+  readonly device: DeviceName;
+  /** The chosen row for each mode. */
+  readonly rows: Readonly<Record<Mode, string>>;
+}
+
+export interface PlannedWeight {
+  readonly name: WeightName;
+  readonly format: FormatId;
+  readonly shape: readonly number[];
+  /** Bytes at its home, padding included. */
+  readonly bytes: number;
+  readonly device: DeviceName;
+  /** Repacking at store time; it never changes a value. */
+  readonly layout?: string;
+  /** CPU: which arena. */
+  readonly arena?: number;
+}
+
+export interface PlannedBuffer {
+  readonly name: string;
+  readonly bytes: number;
+  readonly device: DeviceName;
+  readonly lifetime: 'model' | 'step';
+}
+
+export interface Plan {
+  readonly architecture: string;
+  readonly device: DeviceName;
+  readonly threads: number;
+  readonly features: readonly string[];
+  /** Tokens. */
+  readonly context: number;
+  readonly contextReason: string;
+  /** Most rows one run takes, by mode. */
+  readonly maxRows: Readonly<Record<Mode, number>>;
+  readonly cache: { readonly type: CacheType; readonly pages: number; readonly pageRows: number; readonly bytes: number };
+  /** Bytes of each arena; empty for devices without arenas. */
+  readonly arenas: readonly number[];
+  readonly operations: readonly PlannedOperation[];
+  readonly weights: readonly PlannedWeight[];
+  readonly buffers: readonly PlannedBuffer[];
+  /** Keys and tensors that are named as ignored, with the reason. */
+  readonly ignored: readonly { readonly name: string; readonly reason: string }[];
+  readonly bytes: { readonly weights: number; readonly cache: number; readonly buffers: number; readonly total: number };
+  /** Weight bytes that decoding one token reads. */
+  readonly bytesPerToken: number;
+  readonly reproducible: boolean;
+}
