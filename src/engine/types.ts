@@ -42,6 +42,8 @@ export interface GenerateOptions extends SamplingOptions {
   readonly maxTokens?: number;
   /** Generation ends before any of these appears in the text; none of them is ever emitted, not even in part. */
   readonly stop?: readonly string[];
+  /** An end-of-generation token is kept like any other and ends nothing; for benchmarks. Default false. */
+  readonly ignoreEos?: boolean;
   readonly signal?: AbortSignal;
   /** Passed to the chat template: `{ enable_thinking: false }`. */
   readonly chatTemplateKwargs?: Readonly<Record<string, unknown>>;

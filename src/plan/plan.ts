@@ -73,6 +73,8 @@ export interface Plan {
   /** Keys and tensors that are named as ignored, with the reason. */
   readonly ignored: readonly { readonly name: string; readonly reason: string }[];
   readonly bytes: { readonly weights: number; readonly cache: number; readonly buffers: number; readonly total: number };
+  /** Bytes that might be used in all: what was asked for, else what the platform said was free. Absent: not known. */
+  readonly memoryBytes?: number;
   /** Weight bytes that decoding one token reads. */
   readonly bytesPerToken: number;
   readonly reproducible: boolean;
