@@ -14,4 +14,9 @@ export interface QuantFormat {
    * own definition computes them in f32 arithmetic.
    */
   decode(bytes: Uint8Array, byteOffset: number, out: Float32Array, outOffset: number, blocks: number): void;
+  /**
+   * Writes `blocks` blocks that hold `values` from `offset` on, rounded plainly, to `out` from byte `outOffset` on. For
+   * tests and benchmarks: finite values only, and no search for the best scales. Absent where nothing needs it.
+   */
+  encode?(values: Float32Array, offset: number, out: Uint8Array, outOffset: number, blocks: number): void;
 }

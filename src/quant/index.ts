@@ -1,14 +1,50 @@
 /** The table of weight formats: one file and one line each. */
 
 import { Refusal } from '../errors.ts';
+import { bf16 } from './bf16.ts';
+import { f16 } from './f16.ts';
+import { f32 } from './f32.ts';
 import type { QuantFormat } from './format.ts';
+import { iq4_nl } from './iq4_nl.ts';
+import { iq4_xs } from './iq4_xs.ts';
+import { mxfp4 } from './mxfp4.ts';
+import { nvfp4 } from './nvfp4.ts';
+import { q2_k } from './q2_k.ts';
+import { q3_k } from './q3_k.ts';
+import { q4_0 } from './q4_0.ts';
+import { q4_1 } from './q4_1.ts';
+import { q4_k } from './q4_k.ts';
+import { q5_0 } from './q5_0.ts';
+import { q5_1 } from './q5_1.ts';
+import { q5_k } from './q5_k.ts';
+import { q6_k } from './q6_k.ts';
+import { q8_0 } from './q8_0.ts';
 
 export type { QuantFormat } from './format.ts';
 
 /** A format's name, as `QuantFormat.id` spells it. */
 export type FormatId = string;
 
-export const formats: readonly QuantFormat[] = [];
+/** In the order of GGUF's type numbers. */
+export const formats: readonly QuantFormat[] = [
+  f32,
+  f16,
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q8_0,
+  q2_k,
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k,
+  iq4_nl,
+  iq4_xs,
+  bf16,
+  mxfp4,
+  nvfp4,
+];
 
 const byId = new Map(formats.map((format) => [format.id, format]));
 

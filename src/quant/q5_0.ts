@@ -1,0 +1,36 @@
+/**
+ * Q5_0: 32 values in 22 bytes.
+ *
+ * | bytes | what |
+ * |---|---|
+ * | 0–1 | `d`, f16 |
+ * | 2–5 | the fifth bits: bit j of this 32-bit word belongs to value j |
+ * | 6–21 | the low 4 bits: byte j holds value j in its low half, value j + 16 in its high half |
+ *
+ * value = d × (code − 16)
+ */
+
+import type { QuantFormat } from './format.ts';
+import { readF16 } from './scalars.ts';
+
+export const q5_0: QuantFormat = {
+  id: 'Q5_0',
+  ggufType: 6,
+  blockLength: 32,
+  blockBytes: 22,
+
+  decode(bytes, byteOffset, out, outOffset, blocks) {
+    let at = byteOffset;
+    let to = outOffset;
+    for (let block = 0; block < blocks; block++, at += 22, to += 32) {
+      const d = readF16(bytes, at);
+      const low = (bytes[at + 2] as number) | ((bytes[at + 3] as number) << 8);
+      const high = (bytes[at + 4] as number) | ((bytes[at + 5] as number) << 8);
+      for (let j = 0; j < 16; j++) {
+        const codes = bytes[at + 6 + j] as number;
+        out[to + j] = d * (((codes & 15) | (((low >> j) & 1) << 4)) - 16);
+        out[to + j + 16] = d * (((codes >> 4) | (((high >> j) & 1) << 4)) - 16);
+      }
+    }
+  },
+};

@@ -1,0 +1,116 @@
+/** Every weight format of the table against GGML's own vectors, and the encoders against the decoders. */
+
+import assert from 'node:assert/strict';
+import { readdirSync, readFileSync } from 'node:fs';
+import { describe, test } from 'node:test';
+import { Refusal } from '../../src/errors.ts';
+import type { QuantFormat } from '../../src/quant/index.ts';
+import { formatBytes, formatOf, formats } from '../../src/quant/index.ts';
+import { f32Of, readSafetensors, tensorOf } from '../support/safetensors.ts';
+
+const folder = new URL('../fixtures/quant/', import.meta.url);
+
+interface VectorRow {
+  readonly id: number;
+  readonly name: string;
+  readonly blockSize: number;
+  readonly blockBytes: number;
+}
+
+const index = JSON.parse(readFileSync(new URL('index.json', folder), 'utf8')) as readonly VectorRow[];
+
+/** The formats that Conclave has promised; the rest of the vectors' types must be refused by name. */
+const promised = [
+  'F32', 'F16', 'BF16', 'Q4_0', 'Q4_1', 'Q5_0', 'Q5_1', 'Q8_0', 'Q2_K', 'Q3_K', 'Q4_K', 'Q5_K', 'Q6_K', 'IQ4_NL',
+  'IQ4_XS', 'MXFP4', 'NVFP4',
+];
+
+function vectorsOf(format: QuantFormat) {
+  const row = index.find((candidate) => candidate.id === format.ggufType);
+  assert.ok(row, `index.json has no type ${format.ggufType}`);
+  return { row, tensors: readSafetensors(new URL(`${row.name}.safetensors`, folder)) };
+}
+
+/** Where two rows of floats differ in any bit: a message with the first few, or '' when they are equal. */
+function bitDifferences(found: Float32Array, expected: Float32Array): string {
+  assert.equal(found.length, expected.length);
+  const foundBits = new Uint32Array(found.buffer, found.byteOffset, found.length);
+  const expectedBits = new Uint32Array(expected.buffer, expected.byteOffset, expected.length);
+  const lines: string[] = [];
+  for (let i = 0; i < found.length && lines.length < 5; i++) {
+    if (foundBits[i] !== expectedBits[i]) {
+      lines.push(`value ${i}: found ${found[i]}, expected ${expected[i]}`);
+    }
+  }
+  return lines.join('\n');
+}
+
+describe('the table of weight formats', () => {
+  test('holds exactly the promised formats, each once', () => {
+    assert.deepEqual(formats.map((format) => format.id).sort(), [...promised].sort());
+  });
+
+  test('states block sizes and type numbers as GGML does', () => {
+    for (const format of formats) {
+      const { row } = vectorsOf(format);
+      assert.deepEqual(
+        [row.name.toUpperCase(), row.blockSize, row.blockBytes],
+        [format.id, format.blockLength, format.blockBytes],
+      );
+      assert.equal(formatBytes(format.id, 3 * format.blockLength), 3 * format.blockBytes);
+    }
+  });
+
+  test('refuses every other type of the vectors by name', () => {
+    const others = index.map((row) => row.name.toUpperCase()).filter((name) => !promised.includes(name));
+    assert.equal(others.length, index.length - promised.length);
+    for (const name of others) {
+      assert.throws(
+        () => formatOf(name),
+        (error: unknown) => error instanceof Refusal && error.message.includes(name) && error.message.includes('Q4_K'),
+      );
+    }
+  });
+
+  test('every vector file is named in the index', () => {
+    const files = readdirSync(folder).filter((file) => file.endsWith('.safetensors'));
+    assert.deepEqual(files.sort(), index.map((row) => `${row.name}.safetensors`).sort());
+  });
+});
+
+for (const format of formats) {
+  describe(format.id, () => {
+    const { tensors } = vectorsOf(format);
+
+    for (const [bytesName, floatsName] of [
+      ['bytes', 'floats'],
+      ['random_bytes', 'random_floats'],
+    ] as const) {
+      test(`decodes ${bytesName} to ${floatsName}, bit for bit`, () => {
+        const { bytes } = tensorOf(tensors, bytesName, 'U8');
+        const expected = f32Of(tensors, floatsName);
+        const blocks = bytes.length / format.blockBytes;
+        assert.equal(blocks * format.blockLength, expected.length);
+        const found = new Float32Array(expected.length);
+        format.decode(bytes, 0, found, 0, blocks);
+        assert.equal(bitDifferences(found, expected), '');
+      });
+    }
+
+    test('decodes from any byte to any place of shared memory, and writes nothing else', () => {
+      const { bytes } = tensorOf(tensors, 'random_bytes', 'U8');
+      const expected = f32Of(tensors, 'random_floats');
+      const blocks = 3;
+      const values = blocks * format.blockLength;
+      for (const shift of [1, 2, 3, 4]) {
+        const moved = new Uint8Array(new SharedArrayBuffer(bytes.length + shift + 8), 8 - shift);
+        moved.set(bytes, shift);
+        const out = new Float32Array(new SharedArrayBuffer(4 * (values + 12)), 8, values + 10).fill(7);
+        format.decode(moved, shift + format.blockBytes, out, 5, blocks);
+        const first = format.blockLength;
+        assert.equal(bitDifferences(out.slice(5, 5 + values), expected.slice(first, first + values)), '');
+        assert.deepEqual([...out.subarray(0, 5), ...out.subarray(5 + values)], new Array(10).fill(7));
+      }
+    });
+  });
+}
