@@ -44,6 +44,13 @@ export interface GenerateOptions extends SamplingOptions {
   readonly stop?: readonly string[];
   /** An end-of-generation token is kept like any other and ends nothing; for benchmarks. Default false. */
   readonly ignoreEos?: boolean;
+  /** Go on past end-of-generation tokens, until `maxTokens` or a full context; for measurements. Default false. */
+  readonly ignoreEos?: boolean;
+  /**
+   * What of the cache may serve the new prompt: everything that fits (`all`, the default), or only rows that were
+   * computed as rows of a prompt (`prompt`), so that the answer is bit for bit the one of a fresh session.
+   */
+  readonly reuse?: 'all' | 'prompt';
   readonly signal?: AbortSignal;
   /** Passed to the chat template: `{ enable_thinking: false }`. */
   readonly chatTemplateKwargs?: Readonly<Record<string, unknown>>;
@@ -52,7 +59,7 @@ export interface GenerateOptions extends SamplingOptions {
 /** What a prompt may be: messages for the chat template, text as it is (special tokens parsed), or token ids. */
 export type Prompt = readonly ChatMessage[] | { readonly text: string } | { readonly tokens: readonly number[] };
 
-/** `stop`: an end-of-generation token or a stop string. `length`: `maxTokens` or a full context. */
+/** `stop`: an end-of-generation token or a stop string. `length`: `maxTokens`, or prompt and answer fill the context. */
 export type FinishReason = 'stop' | 'length';
 
 export interface Usage {
@@ -67,7 +74,10 @@ export interface Usage {
   readonly seed: number;
 }
 
-/** What `generate` yields: pieces of text as they come (never half a character), then one `finish`. */
+/**
+ * What `generate` yields: pieces of text as they come (never half a character), then one `finish`. `finish.text` is the
+ * whole answer, `finish.tokens` every token generated, an end-of-generation token at the end included (it has no text).
+ */
 export type Part =
   | { readonly type: 'text'; readonly text: string; readonly tokens: readonly number[] }
   | { readonly type: 'finish'; readonly reason: FinishReason; readonly text: string; readonly tokens: readonly number[]; readonly usage: Usage };

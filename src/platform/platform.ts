@@ -1,0 +1,49 @@
+/**
+ * What Conclave needs from the place it runs in: files, workers, and facts about the machine. Interfaces only; `node.ts`
+ * and `browser.ts` implement them, and everything else in Conclave is web-standard.
+ */
+
+import type { ByteSource, ModelSource } from '../format/source.ts';
+
+/** What a model can be loaded from: a path (Node), a URL with range requests, a File or Blob, or any byte source. */
+export type SourceInput = string | URL | Blob | ByteSource | ModelSource;
+
+/** The worker entry files there are. */
+export type WorkerEntry = 'engine-worker' | 'cpu-worker' | 'template-worker';
+
+/** A worker as the side that made it sees it. */
+export interface PlatformWorker {
+  postMessage(message: unknown, transfer?: readonly Transferable[]): void;
+  /** One handler; messages that come before it is set are kept for it. */
+  onMessage(handler: (message: unknown) => void): void;
+  /** Called once when the worker throws, cannot start, or ends without having been told to. */
+  onError(handler: (error: unknown) => void): void;
+  /** Ends the worker and the workers it made. */
+  terminate(): Promise<void>;
+  /** Whether the worker keeps the process alive (Node; nothing elsewhere). A new worker does: unref it while it idles. */
+  ref(): void;
+  unref(): void;
+}
+
+/** The same line seen from inside the worker; see `worker-port.ts`. */
+export interface WorkerPort {
+  /** What `spawnWorker` was given. */
+  readonly data: unknown;
+  postMessage(message: unknown, transfer?: readonly Transferable[]): void;
+  /** One handler; messages that come before it is set are kept for it. */
+  onMessage(handler: (message: unknown) => void): void;
+}
+
+export interface Platform {
+  readonly name: 'node' | 'browser';
+  /** @throws SourceError `source` naming the path when it cannot be opened. */
+  openSource(input: SourceInput): Promise<ModelSource>;
+  /** Starts a worker with `data` (structured clone). */
+  spawnWorker(entry: WorkerEntry, data: unknown): PlatformWorker;
+  /** Cores that this process may use. */
+  threads(): number;
+  /** Bytes that may be allocated now, as far as the platform tells. */
+  freeMemoryBytes(): number;
+  /** A file that `npm run build` made: `conclave-relaxed.wasm`, `conclave-simd.wasm`. */
+  readAsset(name: string): Promise<Uint8Array<ArrayBuffer>>;
+}
