@@ -114,3 +114,96 @@ for (const format of formats) {
     });
   });
 }
+
+test('a scale that is NaN makes its whole group NaN, and only that', () => {
+  for (const [id, at, scale, from, to] of [
+    ['MXFP4', 17, 255, 32, 64],
+    ['NVFP4', 37, 0x7f, 80, 96],
+    ['NVFP4', 37, 0xff, 80, 96],
+  ] as const) {
+    const format = formatOf(id);
+    const bytes = new Uint8Array(2 * format.blockBytes).fill(0x33);
+    bytes[at] = scale;
+    const out = new Float32Array(2 * format.blockLength);
+    format.decode(bytes, 0, out, 0, 2);
+    out.forEach((value, i) => {
+      assert.equal(Number.isNaN(value), i >= from && i < to, `${id}: value ${i} is ${value}`);
+    });
+  }
+});
+
+/** Half the distance of f16's subnormals: how far a tiny scale may lie from what was wanted. */
+const half = 2 ** -25;
+
+/**
+ * The largest error that plain rounding may leave in a block: one step of its coarsest group, and what a tiny f16 scale
+ * loses, times the largest integer that it is multiplied with.
+ */
+const steps: Readonly<Record<string, (block: Float32Array) => number>> = {
+  F32: () => 0,
+  F16: (block) => Math.max(2 ** -11 * largest(block), half),
+  BF16: (block) => 2 ** -8 * largest(block),
+  // The f16 scale adds up to 2^-11 of the largest value to half a step.
+  Q8_0: (block) => (0.5 / 127 + 2 ** -11) * largest(block) + 127 * half,
+  // Code 15 is worth 7 steps of the 8 that the other end has.
+  Q4_0: (block) => (1 / 8 + 2 ** -11) * largest(block) + 8 * half,
+  Q4_K: (block) => Math.max(...groups(block, 32).map(rangeWithZero)) / 15 + 63 * 16 * half,
+  Q6_K: (block) => largest(block) / 31 + 127 * 32 * half,
+};
+
+function rangeWithZero(group: Float32Array): number {
+  return Math.max(0, ...group) - Math.min(0, ...group);
+}
+
+function largest(block: Float32Array): number {
+  return Math.max(...block.map(Math.abs));
+}
+
+function groups(block: Float32Array, length: number): Float32Array[] {
+  return Array.from({ length: block.length / length }, (_, i) => block.subarray(length * i, length * (i + 1)));
+}
+
+describe('encoders', () => {
+  const encoders = formats.filter((format) => format.encode !== undefined);
+
+  test('exist for the formats that tests and benchmarks write', () => {
+    assert.deepEqual(encoders.map((format) => format.id).sort(), Object.keys(steps).sort());
+  });
+
+  for (const format of encoders) {
+    const { tensors } = vectorsOf(format);
+    const source = f32Of(tensors, 'source');
+
+    test(`${format.id}: decoding what was encoded is within a step, in the middle of larger arrays`, () => {
+      // Hard blocks after the vectors' own: all zero, constant of either sign, one outlier, one-sided.
+      const hard = [() => 0, () => 3, () => -3, (i: number) => (i === 17 ? -900 : 0.01), (i: number) => 5 + (i % 7)];
+      const values = Float32Array.from([...source, ...hard.flatMap((f) => Array.from({ length: 256 }, (_, i) => f(i)))]);
+      const blocks = values.length / format.blockLength;
+      const padded = new Float32Array(values.length + 6);
+      padded.set(values, 3);
+      const out = new Uint8Array(blocks * format.blockBytes + 10).fill(0xa5);
+      format.encode?.(padded, 3, out, 5, blocks);
+      assert.deepEqual([...out.subarray(0, 5), ...out.subarray(-5)], new Array(10).fill(0xa5));
+      const decoded = new Float32Array(values.length);
+      format.decode(out, 5, decoded, 0, blocks);
+      for (let block = 0; block < blocks; block++) {
+        const from = block * format.blockLength;
+        const original = values.subarray(from, from + format.blockLength);
+        const step = steps[format.id]?.(original) ?? 0;
+        original.forEach((value, i) => {
+          const found = decoded[from + i] as number;
+          assert.ok(Math.abs(found - value) <= step, `block ${block}, value ${i}: ${value} became ${found}, step ${step}`);
+        });
+      }
+    });
+
+    if (['F32', 'F16', 'BF16', 'Q8_0', 'Q4_0'].includes(format.id)) {
+      test(`${format.id}: rounds as GGML does, byte for byte`, () => {
+        const { bytes } = tensorOf(tensors, 'bytes', 'U8');
+        const out = new Uint8Array(bytes.length);
+        format.encode?.(source, 0, out, 0, bytes.length / format.blockBytes);
+        assert.deepEqual(out, bytes);
+      });
+    }
+  }
+});
