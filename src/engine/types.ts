@@ -44,8 +44,6 @@ export interface GenerateOptions extends SamplingOptions {
   readonly stop?: readonly string[];
   /** An end-of-generation token is kept like any other and ends nothing; for benchmarks. Default false. */
   readonly ignoreEos?: boolean;
-  /** Go on past end-of-generation tokens, until `maxTokens` or a full context; for measurements. Default false. */
-  readonly ignoreEos?: boolean;
   /**
    * What of the cache may serve the new prompt: everything that fits (`all`, the default), or only rows that were
    * computed as rows of a prompt (`prompt`), so that the answer is bit for bit the one of a fresh session.

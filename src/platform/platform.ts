@@ -40,6 +40,8 @@ export interface Platform {
   openSource(input: SourceInput): Promise<ModelSource>;
   /** Starts a worker with `data` (structured clone). */
   spawnWorker(entry: WorkerEntry, data: unknown): PlatformWorker;
+  /** What WebAssembly offers here, as kernel rows ask for it: `simd`, `relaxed-simd`, `threads` (shared memory). */
+  features(): ReadonlySet<string>;
   /** Cores that this process may use. */
   threads(): number;
   /** Bytes that may be allocated now, as far as the platform tells. */

@@ -1,0 +1,157 @@
+/** The platform of Node: files by path, worker threads, the machine's cores and memory. */
+
+import type { FileHandle } from 'node:fs/promises';
+import { access, open, readFile } from 'node:fs/promises';
+import { availableParallelism, freemem, totalmem } from 'node:os';
+import { basename, dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { Worker } from 'node:worker_threads';
+import { InternalError, OutOfMemoryError, SourceError, UsageError } from '../errors.ts';
+import type { ByteSource, ModelSource } from '../format/source.ts';
+import { detectFeatures } from './features.ts';
+import type { Platform, PlatformWorker, SourceInput, WorkerEntry } from './platform.ts';
+import { checkRange, openWebInput } from './web-source.ts';
+import { makeMailbox } from './worker-port.ts';
+
+/** One read call's bytes at the most: Node takes less than 2 GiB. */
+const READ_CHUNK = 2 ** 30;
+
+/** `.ts` in the checkout, `.js` in the built package. */
+const ending = import.meta.url.endsWith('.ts') ? '.ts' : '.js';
+
+const entries: Readonly<Record<WorkerEntry, string>> = {
+  'engine-worker': '../engine/engine-worker',
+  'cpu-worker': '../backend/cpu/cpu-worker',
+  'template-worker': '../tokenizer/template-worker',
+};
+
+/** The built files: `build/` of the checkout, `dist/build/` of the package. */
+const assets = new URL(ending === '.ts' ? '../../build/' : '../build/', import.meta.url);
+
+export const nodePlatform: Platform = {
+  name: 'node',
+  openSource,
+  spawnWorker: (entry, data) => spawn(new URL(entries[entry] + ending, import.meta.url), entry, data),
+  features: detectFeatures,
+  threads: () => availableParallelism(),
+  freeMemoryBytes,
+  async readAsset(name) {
+    const url = new URL(name, assets);
+    try {
+      return new Uint8Array(await readFile(url));
+    } catch (cause) {
+      throw new SourceError(`${fileURLToPath(url)} is missing; run \`npm run build:wasm\` in a checkout, or install the package again`, { cause });
+    }
+  },
+};
+
+async function openSource(input: SourceInput): Promise<ModelSource> {
+  const web = await openWebInput(input);
+  if (web !== undefined) return web;
+  if (typeof input !== 'string' && !(input instanceof URL)) {
+    throw new UsageError('a model is loaded from a path, a URL, a Blob or a byte source; got something else');
+  }
+  if (input === '') throw new UsageError('the path of the model is empty');
+  if (input instanceof URL && input.protocol !== 'file:') {
+    throw new UsageError(`${input.href}: cannot load from ${input.protocol} addresses; use http:, https: or file:`);
+  }
+  const path = input instanceof URL ? fileURLToPath(input) : input;
+  const folder = dirname(path);
+  return {
+    file: await openFile(path),
+    fileName: basename(path),
+    folder: {
+      name: folder,
+      open: (fileName) => openFile(join(folder, fileName)),
+      has: (fileName) => access(join(folder, fileName)).then(() => true, () => false),
+    },
+  };
+}
+
+async function openFile(path: string): Promise<ByteSource> {
+  let handle: FileHandle;
+  try {
+    handle = await open(path, 'r');
+  } catch (cause) {
+    throw new SourceError(`${path}: ${openFault(cause)}`, { cause, data: { path } });
+  }
+  try {
+    const stat = await handle.stat();
+    if (stat.isDirectory()) throw new SourceError(`${path}: is a directory; give a model file in it`, { data: { path } });
+    if (!stat.isFile()) throw new SourceError(`${path}: is not a regular file`, { data: { path } });
+    return fileSource(path, stat.size, handle);
+  } catch (error) {
+    await handle.close();
+    throw error;
+  }
+}
+
+function fileSource(name: string, size: number, handle: FileHandle): ByteSource {
+  return {
+    name,
+    size,
+    async readInto(offset, target) {
+      checkRange(name, size, offset, target.byteLength);
+      for (let done = 0; done < target.byteLength; ) {
+        const length = Math.min(READ_CHUNK, target.byteLength - done);
+        let bytesRead: number;
+        try {
+          ({ bytesRead } = await handle.read(target, done, length, offset + done));
+        } catch (cause) {
+          throw new SourceError(`${name}: reading bytes ${offset + done} to ${offset + done + length} failed`, { cause });
+        }
+        if (bytesRead === 0) {
+          throw new SourceError(`${name}: ends at byte ${offset + done}, it had ${size} when it was opened; was it changed?`);
+        }
+        done += bytesRead;
+      }
+    },
+    close: () => handle.close(),
+  };
+}
+
+function openFault(error: unknown): string {
+  const code = error instanceof Error && 'code' in error ? error.code : undefined;
+  if (code === 'ENOENT' || code === 'ENOTDIR') return 'no such file';
+  if (code === 'EACCES' || code === 'EPERM') return 'no permission to read it';
+  if (code === 'EISDIR') return 'is a directory; give a model file in it';
+  return error instanceof Error ? error.message : String(error);
+}
+
+function spawn(url: URL, entry: WorkerEntry, data: unknown): PlatformWorker {
+  const worker = new Worker(url, { workerData: data, name: `conclave-${entry}` });
+  const mailbox = makeMailbox();
+  const faults = makeMailbox();
+  let ended = false;
+  const fail = (error: unknown) => {
+    if (ended) return;
+    ended = true;
+    faults.deliver(error);
+  };
+  worker.on('message', mailbox.deliver);
+  worker.on('error', (error: unknown) => {
+    const code = error instanceof Error && 'code' in error ? error.code : undefined;
+    fail(code === 'ERR_WORKER_OUT_OF_MEMORY' ? new OutOfMemoryError(`the ${entry} ran out of memory`, { cause: error }) : error);
+  });
+  worker.on('messageerror', fail);
+  worker.on('exit', (code) => fail(new InternalError(`the ${entry} ended by itself with code ${code}`)));
+  return {
+    postMessage: (message, transfer) => worker.postMessage(message, transfer as never),
+    onMessage: mailbox.listen,
+    onError: faults.listen,
+    async terminate() {
+      ended = true;
+      await worker.terminate();
+    },
+    ref: () => worker.ref(),
+    unref: () => worker.unref(),
+  };
+}
+
+/** What the system has free, page cache counted as free; less where a container holds the process to less. */
+function freeMemoryBytes(): number {
+  const limit = process.constrainedMemory();
+  if (!(limit > 0 && limit < totalmem())) return freemem();
+  // The container's own figure counts cached files as used, so that a model read once would no longer fit.
+  return Math.max(0, Math.min(freemem(), limit - process.memoryUsage.rss()));
+}
