@@ -1,0 +1,227 @@
+/** A plan in words: what `conclave plan` prints. Reads the plan and nothing else, and decides nothing. */
+
+import type { Plan, PlannedOperation, PlannedWeight } from './plan.ts';
+import { showBytes, showCount, showPlural, showRanges } from './show.ts';
+
+const WIDTH = 96;
+
+/** The plan for a person to read, at most about 100 columns wide; layers that are served alike stand together. */
+export function explain(plan: Plan): string {
+  return [
+    ...table(summary(plan)),
+    '',
+    'memory',
+    ...indent(memory(plan)),
+    '',
+    'weights by format',
+    ...indent(weights(plan)),
+    '',
+    'kernels',
+    ...indent(kernels(plan)),
+    ...ignored(plan),
+  ].join('\n');
+}
+
+type Row = readonly string[];
+
+function summary(plan: Plan): Row[] {
+  const { cache, maxRows } = plan;
+  return [
+    ['model', `${plan.architecture}, ${showPlural(layerCount(plan), 'layer')}`],
+    ['device', [plan.device, ...(plan.device === 'cpu' ? [showPlural(plan.threads, 'thread')] : []), ...plan.features].join(', ')],
+    ['context', `${showPlural(plan.context, 'token')}: ${plan.contextReason}`],
+    ['rows a run', `up to ${showCount(maxRows.prompt)} of a prompt, ${showCount(maxRows.step)} of decoding`],
+    [
+      'cache',
+      `${cache.type}, ${showPlural(cache.pages, 'page')} of ${showPlural(cache.pageRows, 'position')}`,
+    ],
+    ['reads', `${showBytes(plan.bytesPerToken)} of weights for each decoded token`],
+    ['reproducible', plan.reproducible ? 'yes: the same tokens alone, in a batch and after a reused prefix' : 'not reproducible'],
+  ];
+}
+
+function memory(plan: Plan): string[] {
+  const { bytes, memoryBytes, arenas } = plan;
+  const rows: Row[] = [
+    ['weights', showBytes(bytes.weights)],
+    ['cache', showBytes(bytes.cache)],
+    ['buffers', showBytes(bytes.buffers), largest(plan)],
+    ['total', showBytes(bytes.total), memoryBytes === undefined ? '' : `of ${showBytes(memoryBytes)} that may be used${share(bytes.total, memoryBytes)}`],
+  ];
+  const lines = table(rows);
+  return arenas.length === 0 ? lines : [...lines, `in ${showPlural(arenas.length, 'arena')}: ${arenaSizes(arenas)}`];
+}
+
+function share(part: number, whole: number): string {
+  return whole > 0 ? ` (${Math.ceil((part / whole) * 100)}%)` : '';
+}
+
+/** The buffers that matter most, so that a surprising sum explains itself. */
+function largest(plan: Plan): string {
+  const buffers = [...plan.buffers].sort((a, b) => b.bytes - a.bytes);
+  const shown = buffers.slice(0, 3).filter((buffer) => buffer.bytes > 0);
+  if (shown.length === 0) return '';
+  const more = buffers.length > shown.length ? `, and ${buffers.length - shown.length} smaller` : '';
+  return `${shown.map((buffer) => `${buffer.name} ${showBytes(buffer.bytes)}`).join(', ')}${more}`;
+}
+
+/** Arenas of one size are told once: `3 × 8.39 MB, 2.10 MB`. */
+function arenaSizes(arenas: readonly number[]): string {
+  const counts = new Map<string, number>();
+  for (const bytes of arenas) counts.set(showBytes(bytes), (counts.get(showBytes(bytes)) ?? 0) + 1);
+  return [...counts].map(([size, count]) => (count === 1 ? size : `${count} × ${size}`)).join(', ');
+}
+
+function weights(plan: Plan): string[] {
+  const groups = groupBy(plan.weights, (weight) => JSON.stringify([weight.format, weight.layout ?? '', weight.device]));
+  const rows = [...groups.values()]
+    .map((group) => ({ group, first: group[0]!, bytes: group.reduce((sum, weight) => sum + weight.bytes, 0) }))
+    .sort((a, b) => b.bytes - a.bytes)
+    .map(({ group, first, bytes }): Row => {
+      const stored = first.layout === undefined ? 'as in the file' : `repacked: ${first.layout}`;
+      return [first.format, showBytes(bytes), `${showPlural(group.length, 'weight')}, ${stored}${elsewhere(plan, first)}`];
+    });
+  return table(rows);
+}
+
+/** Says the device of what does not sit on the plan's own. */
+function elsewhere(plan: Plan, { device }: PlannedWeight | PlannedOperation): string {
+  return device === plan.device ? '' : `, on ${device}`;
+}
+
+/** One block for each set of layers that is served alike, one line for each kernel (or pair of kernels) in it. */
+function kernels(plan: Plan): string[] {
+  const formats = formatsByOutput(plan);
+  const layers = groupBy(plan.operations, (operation) => operation.layer);
+  const last = layerCount(plan);
+  const blocks = groupBy([...layers], ([layer, operations]) => {
+    const place = layer < 0 ? 'before' : layer >= last ? 'after' : 'layer';
+    return JSON.stringify([place, operations.map((operation) => signature(operation, formats))]);
+  });
+  const rows: Row[] = [];
+  for (const block of [...blocks.values()].sort((a, b) => a[0]![0] - b[0]![0])) {
+    const numbers = block.map(([layer]) => layer).sort((a, b) => a - b);
+    rows.push([title(numbers, last)]);
+    const served = groupBy(block[0]![1], (operation) => JSON.stringify(kernelOf(operation, formats)));
+    for (const operations of served.values()) rows.push(kernelLine(plan, operations, formats));
+  }
+  return table(rows.map((row) => (row.length === 1 ? row : [`  ${row[0]}`, ...row.slice(1)])));
+}
+
+function title(layers: readonly number[], last: number): string {
+  if (layers[0]! < 0) return 'before the layers';
+  if (layers[0]! >= last) return 'after the layers';
+  return `${layers.length === 1 ? 'layer' : 'layers'} ${showRanges(layers)}`;
+}
+
+/** What is computed, which of it, in which format, and the kernel that does it. */
+function kernelLine(plan: Plan, operations: readonly PlannedOperation[], formats: ReadonlyMap<string, string>): Row {
+  const first = operations[0]!;
+  const { prompt, step } = first.rows;
+  const kernel = prompt === step ? step : `${step}, prompts ${prompt}`;
+  const names = operations.map(role).filter((name) => name !== '');
+  return [first.kind, names.join(', '), formats.get(first.output) ?? '', kernel + elsewhere(plan, first)];
+}
+
+/** Which of the norms, projections or rotations an operation is; empty where its kind says it all. */
+function role({ kind, output }: PlannedOperation): string {
+  if (kind !== 'norm' && kind !== 'linear' && kind !== 'rope') return '';
+  const name = local(output);
+  if (name.endsWith('.input')) return name.slice(0, -'.input'.length);
+  return name.replace(/^(attention|feedForward)\./, '').replace(/\.(normed|rotated)$/, '');
+}
+
+function kernelOf(operation: PlannedOperation, formats: ReadonlyMap<string, string>): readonly unknown[] {
+  const { kind, device, rows, output } = operation;
+  return [kind, device, rows.prompt, rows.step, formats.get(output) ?? ''];
+}
+
+function signature(operation: PlannedOperation, formats: ReadonlyMap<string, string>): readonly unknown[] {
+  return [...kernelOf(operation, formats), local(operation.output)];
+}
+
+/** A name without its layer: `layers.3.attention.query` is `attention.query`. */
+function local(name: string): string {
+  return name.replace(/^layers\.\d+\./, '');
+}
+
+/** The formats of the matrices behind each operation, by the operation's output; norms and biases are too small to tell. */
+function formatsByOutput(plan: Plan): ReadonlyMap<string, string> {
+  const matrices = new Map<string, string[]>();
+  const outputs = new Set(plan.operations.map((operation) => operation.output));
+  const head = plan.weights.some((weight) => weight.name === 'head');
+  const add = (output: string, format: string) => {
+    const found = matrices.get(output) ?? [];
+    if (!found.includes(format)) matrices.set(output, [...found, format]);
+  };
+  for (const { name, format, shape } of plan.weights) {
+    if (shape.length < 2) continue;
+    const moe = /^(layers\.\d+\.moe)\.(gate|up|down|shared\.(gate|up|down))$/.exec(name);
+    if (moe !== null) add(moe[1]!, format);
+    else if (outputs.has(name)) add(name, format);
+    if (name === 'embedding') add('embedded', format);
+    if (name === 'head' || (name === 'embedding' && !head)) add('logits', format);
+  }
+  return new Map([...matrices].map(([output, found]) => [output, found.sort().join(' + ')]));
+}
+
+function ignored(plan: Plan): string[] {
+  if (plan.ignored.length === 0) return [];
+  // Many tensors share a reason (a whole layer that is not used): the reason is told once.
+  const groups = groupBy(plan.ignored, ({ reason }) => reason);
+  const lines = [...groups].flatMap(([reason, entries]) => {
+    const shown = entries.slice(0, 4).map(({ name }) => name).join(', ');
+    const more = entries.length > 4 ? ` and ${showCount(entries.length - 4)} more` : '';
+    return wrap(`${shown}${more}: ${reason}`);
+  });
+  return ['', 'ignored', ...indent(lines)];
+}
+
+function layerCount(plan: Plan): number {
+  // The highest layer number belongs to what comes after the last layer (the final norm, the head).
+  return plan.operations.reduce((most, { layer }) => Math.max(most, layer), 0);
+}
+
+function groupBy<Item, Key>(items: readonly Item[], keyOf: (item: Item) => Key): Map<Key, Item[]> {
+  const groups = new Map<Key, Item[]>();
+  for (const item of items) {
+    const key = keyOf(item);
+    const group = groups.get(key);
+    if (group === undefined) groups.set(key, [item]);
+    else group.push(item);
+  }
+  return groups;
+}
+
+/** Columns two spaces apart, the last one wrapped into its own column. Rows of one cell are titles. */
+function table(rows: readonly Row[]): string[] {
+  const widths: number[] = [];
+  for (const row of rows) {
+    if (row.length > 1) row.slice(0, -1).forEach((cell, column) => (widths[column] = Math.max(widths[column] ?? 0, cell.length)));
+  }
+  return rows.flatMap((row) => {
+    if (row.length === 1) {
+      const [first = '', ...more] = wrap(row[0]!);
+      return [first, ...more.map((line) => `  ${line}`)];
+    }
+    const before = row.slice(0, -1).map((cell, column) => cell.padEnd(widths[column]!)).join('  ');
+    const [first = '', ...more] = wrap(row.at(-1)!, Math.max(24, WIDTH - before.length - 2));
+    return [`${before}  ${first}`.trimEnd(), ...more.map((line) => `${' '.repeat(before.length)}  ${line}`)];
+  });
+}
+
+function wrap(text: string, width = WIDTH - 2): string[] {
+  const lines: string[] = [];
+  let line = '';
+  for (const word of text.split(' ')) {
+    if (line !== '' && line.length + 1 + word.length > width) {
+      lines.push(line);
+      line = word;
+    } else line = line === '' ? word : `${line} ${word}`;
+  }
+  return [...lines, line];
+}
+
+function indent(lines: readonly string[]): string[] {
+  return lines.map((line) => `  ${line}`);
+}
