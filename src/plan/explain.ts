@@ -98,7 +98,7 @@ function kernels(plan: Plan): string[] {
     const place = layer < 0 ? 'before' : layer >= last ? 'after' : 'layer';
     return JSON.stringify([place, operations.map((operation) => signature(operation, formats))]);
   });
-  const rows: Row[] = [];
+  const rows: Row[] = [['', '', '', 'decoding', 'prompts']];
   for (const block of [...blocks.values()].sort((a, b) => a[0]![0] - b[0]![0])) {
     const numbers = block.map(([layer]) => layer).sort((a, b) => a - b);
     rows.push([title(numbers, last)]);
@@ -114,19 +114,19 @@ function title(layers: readonly number[], last: number): string {
   return `${layers.length === 1 ? 'layer' : 'layers'} ${showRanges(layers)}`;
 }
 
-/** What is computed, which of it, in which format, and the kernel that does it. */
+/** What is computed, which of it, in which format, and the kernels for decoding and for prompts. */
 function kernelLine(plan: Plan, operations: readonly PlannedOperation[], formats: ReadonlyMap<string, string>): Row {
   const first = operations[0]!;
   const { prompt, step } = first.rows;
-  const kernel = prompt === step ? step : `${step}, prompts ${prompt}`;
   const names = operations.map(role).filter((name) => name !== '');
-  return [first.kind, names.join(', '), formats.get(first.output) ?? '', kernel + elsewhere(plan, first)];
+  return [first.kind, names.join(', '), formats.get(first.output) ?? '', step, (prompt === step ? 'the same' : prompt) + elsewhere(plan, first)];
 }
 
 /** Which of the norms, projections or rotations an operation is; empty where its kind says it all. */
 function role({ kind, output }: PlannedOperation): string {
   if (kind !== 'norm' && kind !== 'linear' && kind !== 'rope') return '';
   const name = local(output);
+  if (name === 'normed') return 'final';
   if (name.endsWith('.input')) return name.slice(0, -'.input'.length);
   return name.replace(/^(attention|feedForward)\./, '').replace(/\.(normed|rotated)$/, '');
 }
