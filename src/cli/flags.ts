@@ -1,0 +1,71 @@
+/** Every flag of the command line, once, and which command takes which. Help and the argument tests walk these tables. */
+
+import type { FlagTable } from './args.ts';
+
+export const flags = {
+  model: { short: 'm', kind: 'text', value: 'FILE', about: 'the model, a GGUF file (default: the bundled one)' },
+  prompt: { short: 'p', kind: 'text', value: 'TEXT', about: 'what to say to the model; without it: a chat' },
+  file: { short: 'f', kind: 'text', value: 'FILE', about: 'read the prompt from a file; - is standard input' },
+  chat: { short: 'i', kind: 'switch', about: 'chat, also when standard input is not a terminal' },
+  system: { aliases: ['system-prompt'], kind: 'text', value: 'TEXT', about: 'system message before the prompt' },
+  raw: { kind: 'switch', about: 'the prompt is the text as it is, without the chat template' },
+  predict: {
+    short: 'n', aliases: ['n-predict', 'max-tokens'], kind: 'whole', value: 'N', min: -1,
+    about: 'most tokens to generate; -1: until the end (default)',
+  },
+  stop: { kind: 'list', value: 'TEXT', about: 'end before this text appears; may be given several times' },
+  'no-think': { kind: 'switch', about: 'ask the chat template for an answer without thinking first' },
+  'chat-template-kwargs': { kind: 'json', value: 'JSON', about: 'an object passed to the chat template' },
+
+  temp: {
+    aliases: ['temperature'], kind: 'number', value: 'X', min: 0,
+    about: "temperature; 0: always the likeliest token (default: the file's, else 0.8)",
+  },
+  'top-k': { kind: 'whole', value: 'N', min: 0, about: 'draw among the N likeliest; 0: off (40)' },
+  'top-p': { kind: 'number', value: 'X', min: 0, max: 1, about: 'draw among the likeliest that sum to X; 1: off (0.95)' },
+  'min-p': { kind: 'number', value: 'X', min: 0, max: 1, about: 'drop what is below X times the likeliest; 0: off (0.05)' },
+  'repeat-penalty': { kind: 'number', value: 'X', min: 0, about: 'make recent tokens less likely; 1: off (1)' },
+  'repeat-last-n': { kind: 'whole', value: 'N', min: 0, about: 'how many tokens count as recent (64)' },
+  'presence-penalty': { kind: 'number', value: 'X', about: 'subtracted for a token generated before; 0: off (0)' },
+  'frequency-penalty': { kind: 'number', value: 'X', about: 'subtracted each time it was generated; 0: off (0)' },
+  'logit-bias': { kind: 'list', value: 'ID±X', about: 'add X to the logit of token ID: 15043+1, 15043-1' },
+  seed: { short: 's', kind: 'whole', value: 'N', min: -1, about: 'seed of the random draw; -1: a new one (default)' },
+
+  'ctx-size': { short: 'c', kind: 'whole', value: 'N', min: 1, about: 'context length in tokens (default: see plan)' },
+  threads: { short: 't', kind: 'whole', value: 'N', min: 1, max: 1024, about: 'worker threads (default: the cores)' },
+  'batch-size': { short: 'b', kind: 'whole', value: 'N', min: 1, about: 'tokens of a prompt computed at once (512)' },
+  device: { kind: 'choice', choices: ['cpu', 'reference'], about: 'where it runs (cpu)' },
+  kv: { kind: 'choice', choices: ['f16', 'f32'], about: 'number format of the KV cache (f16 on the cpu)' },
+  memory: { kind: 'bytes', value: 'SIZE', min: 1, about: 'memory that may be used (default: what is free)' },
+  'ignore-key': { kind: 'list', value: 'NAME', about: 'run although this metadata key or tensor is not understood' },
+  'arena-bytes': { kind: 'bytes', value: 'SIZE', min: 65_536, hidden: true, about: 'upper bound of one arena' },
+
+  'prompt-tokens': { short: 'p', kind: 'whole', value: 'N', min: 0, about: 'tokens of the prefill test; 0: leave it out (512)' },
+  'decode-tokens': { short: 'n', kind: 'whole', value: 'N', min: 0, about: 'tokens of the decode test; 0: leave it out (128)' },
+  repetitions: { short: 'r', kind: 'whole', value: 'N', min: 1, max: 1000, about: 'measured runs of each test (5)' },
+
+  json: { kind: 'switch', about: 'print one JSON object' },
+  verbose: { kind: 'switch', about: 'on an error print its code, data, cause and stack' },
+  help: { short: 'h', kind: 'switch', about: 'print this help' },
+} as const satisfies FlagTable;
+
+const output = ['json', 'verbose', 'help'] as const;
+const placement = ['ctx-size', 'threads', 'batch-size', 'device', 'kv', 'memory', 'ignore-key', 'arena-bytes'] as const;
+
+export const runFlags = pick([
+  'model', 'prompt', 'file', 'chat', 'system', 'raw', 'predict', 'stop', 'no-think', 'chat-template-kwargs',
+  'temp', 'top-k', 'top-p', 'min-p', 'repeat-penalty', 'repeat-last-n', 'presence-penalty', 'frequency-penalty',
+  'logit-bias', 'seed', ...placement, ...output,
+]);
+
+export const planFlags = pick(['model', ...placement, ...output]);
+
+export const inspectFlags = pick(['model', 'ignore-key', ...output]);
+
+export const benchFlags = pick([
+  'model', 'prompt-tokens', 'decode-tokens', 'repetitions', 'seed', ...placement, ...output,
+]);
+
+function pick<const Name extends keyof typeof flags>(names: readonly Name[]): Pick<typeof flags, Name> {
+  return Object.fromEntries(names.map((name) => [name, flags[name]])) as Pick<typeof flags, Name>;
+}

@@ -1,0 +1,70 @@
+/** From flags to the library's options. What the library can check is left to it; what only a flag can get wrong is here. */
+
+import type { GenerateOptions, LoadOptions } from '../engine/types.ts';
+import { UsageError } from '../errors.ts';
+import type { PlanOptions } from '../plan/plan.ts';
+import type { ParsedArguments } from './args.ts';
+import type { planFlags, runFlags } from './flags.ts';
+
+export type PlanValues = Omit<ParsedArguments<typeof planFlags>['values'], 'model' | 'json' | 'verbose' | 'help'>;
+type RunValues = ParsedArguments<typeof runFlags>['values'];
+
+/** What `plan`, `run` and `bench` ask of the plan. */
+export function planOptions(values: PlanValues): PlanOptions {
+  return given({
+    device: values.device,
+    threads: values.threads,
+    context: values['ctx-size'],
+    batch: values['batch-size'],
+    cache: values.kv,
+    arenaBytes: values['arena-bytes'],
+    ignoreKeys: values['ignore-key'],
+    memoryBytes: values.memory,
+  });
+}
+
+export function loadOptions(values: PlanValues, more: Pick<LoadOptions, 'onProgress' | 'signal'>): LoadOptions {
+  return { ...planOptions(values), ...more };
+}
+
+/** @throws UsageError `usage` for a logit bias that does not read `ID±X`. */
+export function generateOptions(values: RunValues, signal: AbortSignal): GenerateOptions {
+  const { predict, seed } = values;
+  const kwargs = { ...(values['no-think'] === true ? { enable_thinking: false } : {}), ...values['chat-template-kwargs'] };
+  return given({
+    maxTokens: predict === undefined || predict < 0 ? undefined : predict,
+    stop: values.stop,
+    temperature: values.temp,
+    topK: values['top-k'],
+    topP: values['top-p'],
+    minP: values['min-p'],
+    repeatPenalty: values['repeat-penalty'],
+    penaltyWindow: values['repeat-last-n'],
+    presencePenalty: values['presence-penalty'],
+    frequencyPenalty: values['frequency-penalty'],
+    logitBias: values['logit-bias'] === undefined ? undefined : readBiases(values['logit-bias']),
+    seed: seed === undefined || seed < 0 ? undefined : seed,
+    chatTemplateKwargs: Object.keys(kwargs).length > 0 ? kwargs : undefined,
+    signal,
+  });
+}
+
+/** Without the options that nobody gave, so that the library sees only what was said. */
+function given<Options extends object>(options: Options): Options {
+  return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as Options;
+}
+
+function readBiases(texts: readonly string[]): Record<number, number> {
+  const biases: Record<number, number> = {};
+  for (const text of texts) {
+    const match = /^(\d{1,10})([+-](?:\d+\.?\d*|\.\d+|inf))$/i.exec(text);
+    if (match === null) {
+      throw new UsageError(
+        `--logit-bias expects a token id, a sign and a number, such as 15043+1.5 or 15043-inf, found ${JSON.stringify(text)}`,
+      );
+    }
+    const [, id, bias] = match as unknown as [string, string, string];
+    biases[Number(id)] = /inf/i.test(bias) ? Number(`${bias[0]}Infinity`) : Number(bias);
+  }
+  return biases;
+}
