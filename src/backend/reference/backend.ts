@@ -1,0 +1,210 @@
+/**
+ * The reference as a device: runs the graph operation by operation, keeps every value, and says where a value stopped
+ * being finite. Prompt and step rows are computed by the same code.
+ */
+
+import { DisposedError, InternalError, NonFiniteError } from '../../errors.ts';
+import type { Graph, Operation } from '../../model/graph.ts';
+import { type RopeTable, ropeTable } from '../../model/rope.ts';
+import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
+import { type Backend, type Executable, PAGE_ROWS, type PrepareRequest, type Step } from '../backend.ts';
+import { moe, type Route } from './moe.ts';
+import { add, attention, embed, gather, glu, type LayerCache, linear, norm, rope } from './operations.ts';
+import { referenceRows } from './rows.ts';
+import { allocateF32, decodeWeights } from './store.ts';
+
+/** Uses of the plan only `cache.pages`. */
+export const referenceBackend: Backend = {
+  device: 'reference',
+  rows: referenceRows,
+  async prepare(request: PrepareRequest): Promise<ReferenceExecutable> {
+    const weights = await decodeWeights(request);
+    return new ReferenceExecutable(request.spec, request.graph, weights, request.plan.cache.pages);
+  },
+};
+
+export class ReferenceExecutable implements Executable {
+  readonly bytes: number;
+  readonly #spec: ModelSpec;
+  readonly #graph: Graph;
+  readonly #weights: Map<string, Float32Array>;
+  readonly #pages: number;
+  readonly #caches: LayerCache[];
+  readonly #ropeTables = new Map<RopeSpec, RopeTable>();
+  readonly #values = new Map<string, Float32Array>();
+  readonly #routes = new Map<number, Route[]>();
+  #disposed = false;
+
+  constructor(spec: ModelSpec, graph: Graph, weights: Map<string, Float32Array>, pages: number) {
+    this.#spec = spec;
+    this.#graph = graph;
+    this.#weights = weights;
+    this.#pages = pages;
+    this.#caches = spec.layers.map(({ attention: { kvHeads, headDim, valueDim } }, layer) => ({
+      keys: allocateF32(pages * PAGE_ROWS * kvHeads * headDim, `the keys of layer ${layer}`),
+      values: allocateF32(pages * PAGE_ROWS * kvHeads * valueDim, `the values of layer ${layer}`),
+    }));
+    const sizes = [...weights.values(), ...this.#caches.flatMap(({ keys, values }) => [keys, values])];
+    this.bytes = sizes.reduce((sum, { byteLength }) => sum + byteLength, 0);
+  }
+
+  async run(step: Step): Promise<Float32Array> {
+    if (this.#disposed) throw new DisposedError('the reference backend');
+    this.#check(step);
+    this.#values.clear();
+    this.#routes.clear();
+    for (const operation of this.#graph.operations) {
+      let output: Float32Array;
+      try {
+        output = this.#compute(operation, step);
+      } catch (error) {
+        if (!(error instanceof NonFiniteError)) throw error;
+        throw new NonFiniteError(`${this.#where(operation)}: ${error.message}`, {
+          data: { ...error.data, layer: operation.layer, output: operation.output },
+          cause: error,
+        });
+      }
+      this.#requireFinite(operation, output, step);
+      this.#values.set(operation.output, output);
+    }
+    return this.#value(this.#graph.logits);
+  }
+
+  /** A copy of a value of the last run, [T, width]; the logits are [wanted, vocabulary]. */
+  value(name: string): Float32Array {
+    return Float32Array.from(this.#value(name));
+  }
+
+  /** Which experts the last run chose in a layer, a row each; empty for a dense layer. */
+  routes(layer: number): readonly Route[] {
+    return this.#routes.get(layer) ?? [];
+  }
+
+  async dispose(): Promise<void> {
+    this.#disposed = true;
+    this.#weights.clear();
+    this.#values.clear();
+    this.#caches.length = 0;
+  }
+
+  #compute(operation: Operation, step: Step): Float32Array {
+    switch (operation.kind) {
+      case 'embed':
+        return embed(this.#weight(operation.weight), step.tokens, this.#spec.hidden);
+      case 'norm':
+        return norm(this.#value(operation.input), this.#weight(operation.weight), operation.group, operation.epsilon);
+      case 'linear':
+        return linear(
+          this.#value(operation.input),
+          this.#matrix(operation.weight, operation.output),
+          operation.bias === undefined ? undefined : this.#weight(operation.bias),
+        );
+      case 'rope':
+        return rope(this.#value(operation.input), step.positions, {
+          table: this.#ropeTable(operation.rope),
+          headDim: operation.headDim,
+          pairing: operation.rope.pairing,
+        });
+      case 'attention': {
+        const inputs = { query: operation.query, key: operation.key, value: operation.value };
+        const { query, key, value } = inputs;
+        return attention(
+          { query: this.#value(query), key: this.#value(key), value: this.#value(value) },
+          this.#caches[operation.layer],
+          step,
+          operation,
+        );
+      }
+      case 'glu':
+        return glu(this.#value(operation.gate), this.#value(operation.up), operation.activation);
+      case 'moe': {
+        const routes: Route[] = [];
+        this.#routes.set(operation.layer, routes);
+        const weights = (name: string) => this.#weight(`${operation.prefix}.${name}`);
+        return moe(this.#value(operation.input), operation.moe, weights, (_, route) => routes.push(route));
+      }
+      case 'add':
+        return add(this.#value(operation.left), this.#value(operation.right));
+      case 'head': {
+        const wanted = gather(this.#value(operation.input), step.wanted, this.#graph.widths[operation.input]);
+        return linear(wanted, this.#matrix(operation.weight, operation.output));
+      }
+    }
+  }
+
+  #weight(name: string): Float32Array {
+    const weight = this.#weights.get(name);
+    if (weight === undefined) throw new InternalError(`the graph names the weight ${name}, which was not prepared`);
+    return weight;
+  }
+
+  #matrix(name: string, output: string) {
+    const data = this.#weight(name);
+    const rows = this.#graph.widths[output];
+    return { data, offset: 0, rows, columns: data.length / rows };
+  }
+
+  #value(name: string): Float32Array {
+    const value = this.#values.get(name);
+    if (value === undefined)
+      throw new InternalError(`no value ${name}: nothing has run, or the graph has none of that name`);
+    return value;
+  }
+
+  #ropeTable(spec: RopeSpec): RopeTable {
+    let table = this.#ropeTables.get(spec);
+    if (table === undefined) {
+      table = ropeTable(spec, spec.scaling.kind === 'factors' ? this.#weight('ropeFactors') : undefined);
+      this.#ropeTables.set(spec, table);
+    }
+    return table;
+  }
+
+  /** A row outside the vocabulary or the cache would read or write another's memory. */
+  #check(step: Step): void {
+    const { tokens, positions, sequences, pageTables, wanted } = step;
+    const bad = (what: string) => new InternalError(`the reference backend was given ${what}`);
+    if (positions.length !== tokens.length || sequences.length !== tokens.length) {
+      throw bad(`${tokens.length} tokens, ${positions.length} positions and ${sequences.length} sequences`);
+    }
+    tokens.forEach((token, t) => {
+      if (token < 0 || token >= this.#spec.vocabulary) throw bad(`token ${token} of ${this.#spec.vocabulary}`);
+      const pages = pageTables[sequences[t]]?.subarray(0, Math.floor(positions[t] / PAGE_ROWS) + 1);
+      if (pages === undefined || positions[t] < 0 || pages.length * PAGE_ROWS <= positions[t]) {
+        throw bad(`position ${positions[t]} of sequence ${sequences[t]}, for which it has no page`);
+      }
+      const stray = pages.find((page) => page < 0 || page >= this.#pages);
+      if (stray !== undefined) throw bad(`page ${stray} of ${this.#pages}`);
+    });
+    const outside = wanted.find((t) => t < 0 || t >= tokens.length);
+    if (outside !== undefined) throw bad(`row ${outside} of ${tokens.length} as one whose logits are wanted`);
+  }
+
+  #where(operation: Operation): string {
+    if (operation.layer < 0) return 'before layer 0 (token_embd)';
+    if (operation.layer >= this.#spec.layers.length) return 'after the last layer (output)';
+    return `layer ${operation.layer} (blk.${operation.layer})`;
+  }
+
+  #requireFinite(operation: Operation, output: Float32Array, step: Step): void {
+    // x − x is 0 for finite values and NaN for all others.
+    const at = output.findIndex((x) => x - x !== 0);
+    if (at < 0) return;
+    const row = Math.floor(at / this.#graph.widths[operation.output]);
+    const t = operation.kind === 'head' ? step.wanted[row] : row;
+    throw new NonFiniteError(
+      `${this.#where(operation)}: ${operation.kind} made ${output[at]} in ${operation.output}, ${step.mode} row ${t} at ` +
+        `position ${step.positions[t]}; expected finite values; a weight of the file is damaged or values overflowed`,
+      {
+        data: {
+          layer: operation.layer,
+          operation: operation.kind,
+          output: operation.output,
+          mode: step.mode,
+          row: t,
+          position: step.positions[t],
+        },
+      },
+    );
+  }
+}

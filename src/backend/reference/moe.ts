@@ -1,0 +1,129 @@
+/** The mixture of experts: which experts a row goes to and with what weights, and what they make of it. */
+
+import { NonFiniteError } from '../../errors.ts';
+import type { MoeSpec, RouterSpec } from '../../model/spec.ts';
+import { glu, linear, type Matrix, softmax } from './operations.ts';
+
+/** A row's experts, best first, and their weights. */
+export interface Route {
+  readonly experts: Int32Array;
+  readonly weights: Float32Array;
+}
+
+/**
+ * Routes one row.
+ *
+ * Scores are the softmax over all logits, or each logit's sigmoid. The selection takes the `used` greatest logits, or,
+ * with a bias, the greatest score + bias; with groups, only from the best groups. Weights are the scores without the
+ * bias, divided by their sum where the router normalises, times its scale. Ties go to the lower index.
+ *
+ * @param logits [experts] of the row
+ * @param bias [experts], when `router.selectionBias`
+ * @throws NonFiniteError `non_finite` when a logit or a biased score is not finite
+ */
+export function route(logits: Float32Array, bias: Float32Array | undefined, router: RouterSpec, used: number): Route {
+  requireFinite(logits, 'logit');
+  const scores = Float64Array.from(logits);
+  if (router.gating === 'softmax') softmax(scores);
+  else for (let expert = 0; expert < scores.length; expert++) scores[expert] = sigmoid(logits[expert]);
+
+  // What the selection ranks. A softmax without a bias is ranked by its logits: the order is the same, and scores that
+  // vanish to 0 do not become ties.
+  const byLogits = router.gating === 'softmax' && bias === undefined;
+  const ranks = byLogits
+    ? Float64Array.from(logits)
+    : scores.map((score, expert) => score + (bias === undefined ? 0 : bias[expert]));
+  requireFinite(ranks, 'score with its selection bias');
+  const allowed = router.groups ? inBestGroups(ranks, router.groups) : () => true;
+  const experts = greatest(ranks, used, allowed);
+
+  const weights = Float64Array.from(experts, (expert) => scores[expert]);
+  if (router.normalise) {
+    const sum = weights.reduce((total, weight) => total + weight, 0);
+    // Sigmoids may all vanish; a softmax's selected scores cannot all be 0, so one rule serves both.
+    if (sum > 1e-20) for (let i = 0; i < used; i++) weights[i] /= sum;
+  }
+  return { experts, weights: Float32Array.from(weights, (weight) => weight * router.scale) };
+}
+
+/** Which experts are in a kept group: the `used` groups that are best by their best, or their two best, members. */
+function inBestGroups(ranks: Float64Array, groups: NonNullable<RouterSpec['groups']>): (expert: number) => boolean {
+  const size = ranks.length / groups.count;
+  const members = groups.rankedBy === 'best' ? 1 : Math.min(2, size);
+  const groupRanks = Float64Array.from({ length: groups.count }, (_, group) => {
+    const own = ranks.subarray(group * size, (group + 1) * size);
+    return greatest(own, members, () => true).reduce((sum, member) => sum + own[member], 0);
+  });
+  const kept = new Set(greatest(groupRanks, groups.used, () => true));
+  return (expert) => kept.has(Math.floor(expert / size));
+}
+
+/** The indices of the `count` greatest allowed values, greatest first; of equal ones the lower index. */
+function greatest(values: Float64Array, count: number, allowed: (index: number) => boolean): Int32Array {
+  const order = Array.from(values.keys()).filter(allowed);
+  // The sort is stable, so equal values stay in the order of their indices.
+  order.sort((a, b) => values[b] - values[a]);
+  return Int32Array.from(order.slice(0, count));
+}
+
+function requireFinite(values: ArrayLike<number>, what: string): void {
+  for (let expert = 0; expert < values.length; expert++) {
+    if (!Number.isFinite(values[expert])) {
+      throw new NonFiniteError(`the router's ${what} for expert ${expert} is ${values[expert]}`, { data: { expert } });
+    }
+  }
+}
+
+/** A layer's weights as f32, by the names under its prefix: `router`, `gate`, `shared.up` … */
+export type MoeWeights = (name: string) => Float32Array;
+
+/**
+ * y = Σ w_i·E_i(x) + g·S(x) for each row, added up in f32 in rank order, the shared expert last. Input and output
+ * [T, hidden]. `onRoute` learns each row's choice.
+ */
+export function moe(
+  input: Float32Array,
+  spec: MoeSpec,
+  weights: MoeWeights,
+  onRoute?: (t: number, route: Route) => void,
+): Float32Array {
+  const { experts, inner, shared, router, used } = spec;
+  const hidden = weights('router').length / experts;
+  const stacked = (name: string, expert: number, rows: number, columns: number): Matrix => ({
+    data: weights(name),
+    offset: expert * rows * columns,
+    rows,
+    columns,
+  });
+  const bias = router.selectionBias ? weights('selectionBias') : undefined;
+  const output = new Float32Array(input.length);
+  for (let t = 0; t < input.length / hidden; t++) {
+    const x = input.subarray(t * hidden, (t + 1) * hidden);
+    const y = output.subarray(t * hidden, (t + 1) * hidden);
+    const logits = linear(x, stacked('router', 0, experts, hidden));
+    const chosen = route(logits, bias, router, used);
+    onRoute?.(t, chosen);
+    chosen.experts.forEach((expert, rank) => {
+      const gate = linear(x, stacked('gate', expert, inner, hidden));
+      const up = linear(x, stacked('up', expert, inner, hidden));
+      const made = linear(glu(gate, up, spec.activation), stacked('down', expert, hidden, inner));
+      accumulate(y, made, chosen.weights[rank]);
+    });
+    if (shared === undefined) continue;
+    const gate = linear(x, stacked('shared.gate', 0, shared.inner, hidden));
+    const up = linear(x, stacked('shared.up', 0, shared.inner, hidden));
+    const made = linear(glu(gate, up, spec.activation), stacked('shared.down', 0, hidden, shared.inner));
+    const own = shared.gated ? linear(x, stacked('shared.router', 0, 1, hidden))[0] : undefined;
+    accumulate(y, made, own === undefined ? 1 : Math.fround(sigmoid(own)));
+  }
+  return output;
+}
+
+function sigmoid(x: number): number {
+  return 1 / (1 + Math.exp(-x));
+}
+
+/** y += weight · made, rounded to f32 at each step. */
+function accumulate(y: Float32Array, made: Float32Array, weight: number): void {
+  for (let i = 0; i < y.length; i++) y[i] += weight * made[i];
+}

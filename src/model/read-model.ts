@@ -1,0 +1,107 @@
+/**
+ * From an opened file to a model: the family that the file names reads it, and nothing that could change the model's
+ * meaning is left unread.
+ */
+
+import { CorruptFileError, Refusal, UsageError } from '../errors.ts';
+import type { ModelFile } from '../format/model-file.ts';
+import { families } from './families/index.ts';
+import type { Family } from './family.ts';
+import { FamilyReader, type Ignored } from './family-reader.ts';
+import type { ModelSpec } from './spec.ts';
+import type { Weights } from './weights.ts';
+
+export interface ReadModel {
+  readonly spec: ModelSpec;
+  readonly weights: Weights;
+  /** Keys and tensors that are not used, each with the reason. */
+  readonly ignored: readonly Ignored[];
+}
+
+export interface ReadModelOptions {
+  /** Full names of keys (`llama.attention.x`) or tensors to leave out although nobody knows what they mean. */
+  readonly ignoreKeys?: readonly string[];
+}
+
+/**
+ * Reads the model that a file describes. Only metadata and tensor names are looked at, no weights.
+ * @throws CorruptFileError `corrupt_file` naming the key or tensor that is missing or contradicts the rest
+ * @throws Refusal `refused` for an architecture, a key or a tensor that Conclave does not know
+ * @throws UsageError `usage` when `ignoreKeys` names something that the model needs
+ */
+export function readModel(file: ModelFile, options: ReadModelOptions = {}): ReadModel {
+  const family = familyOf(file);
+  const reader = new FamilyReader(file, family.architecture);
+  const spec = family.read(reader);
+  checkVocabulary(file, spec);
+  const { weights, ignored, unreadKeys, unclaimedTensors } = reader.finish();
+  const asked = new Set(options.ignoreKeys ?? []);
+  const left = [...unreadKeys, ...unclaimedTensors];
+  refuseUnknown(
+    file,
+    family,
+    left.filter((name) => !asked.has(name)),
+    unreadKeys,
+  );
+  for (const name of asked) checkMayBeIgnored(file, name, left, ignored);
+  const byRequest = left
+    .filter((name) => asked.has(name))
+    .map((name) => ({ name, reason: 'unknown; ignored by request' }));
+  return { spec, weights, ignored: [...ignored, ...byRequest] };
+}
+
+function familyOf(file: ModelFile): Family {
+  const found = file.metadata.get('general.architecture');
+  if (found?.type !== 'string') {
+    const what = found === undefined ? 'is missing' : `is of type ${found.type}`;
+    throw new CorruptFileError(
+      `${file.name}: general.architecture ${what}; expected a text such as "llama"; the file does not say what model it holds`,
+      { data: { key: 'general.architecture' } },
+    );
+  }
+  const family = families.find(({ architecture }) => architecture === found.value);
+  if (family === undefined) {
+    throw new Refusal(
+      `${file.name}: the architecture ${JSON.stringify(String(found.value).slice(0, 60))} is not supported; ` +
+        `supported are ${families.map(({ architecture }) => architecture).join(', ')}`,
+      { data: { architecture: found.value } },
+    );
+  }
+  return family;
+}
+
+/** An id without an embedding, or an embedding without a token, means that tokenizer and weights are not of one model. */
+function checkVocabulary(file: ModelFile, spec: ModelSpec): void {
+  const tokens = file.metadata.get('tokenizer.ggml.tokens');
+  if (tokens === undefined) return;
+  const found = tokens.type === 'array' ? `holds ${tokens.value.length} tokens` : `is of type ${tokens.type}`;
+  if (tokens.type === 'array' && tokens.value.length === spec.vocabulary) return;
+  throw new CorruptFileError(
+    `${file.name}: tokenizer.ggml.tokens ${found}, but token_embd.weight has ${spec.vocabulary} rows; ` +
+      'there must be one for each token; the file is damaged or was put together from two models',
+    { data: { key: 'tokenizer.ggml.tokens', tensor: 'token_embd.weight' } },
+  );
+}
+
+function refuseUnknown(file: ModelFile, family: Family, unknown: readonly string[], keys: readonly string[]): void {
+  if (unknown.length === 0) return;
+  const shown = unknown.slice(0, 20);
+  const more = unknown.length > shown.length ? ` (and ${unknown.length - shown.length} more)` : '';
+  throw new Refusal(
+    `${file.name}: the ${family.architecture} family does not know ${shown.join(', ')}${more}; running without could give ` +
+      'wrong text. If you are sure that it does not matter, ignore each by name (--ignore-key NAME)',
+    {
+      reasons: shown.map((name) => ({
+        row: name,
+        reason: `unknown ${keys.includes(name) ? 'metadata key' : 'tensor'}`,
+      })),
+      data: { unknown },
+    },
+  );
+}
+
+function checkMayBeIgnored(file: ModelFile, name: string, left: readonly string[], ignored: readonly Ignored[]): void {
+  const inFile = file.metadata.has(name) || file.tensors.has(name);
+  if (!inFile || left.includes(name) || ignored.some((entry) => entry.name === name)) return;
+  throw new UsageError(`${file.name}: ${name} cannot be ignored: Conclave knows what it means and uses it`);
+}
