@@ -5,7 +5,18 @@ import type { ByteSource } from './source.ts';
 
 /** The value types of GGUF metadata; other formats map theirs onto these. */
 export type MetadataType =
-  | 'u8' | 'i8' | 'u16' | 'i16' | 'u32' | 'i32' | 'u64' | 'i64' | 'f32' | 'f64' | 'bool' | 'string';
+  | 'u8'
+  | 'i8'
+  | 'u16'
+  | 'i16'
+  | 'u32'
+  | 'i32'
+  | 'u64'
+  | 'i64'
+  | 'f32'
+  | 'f64'
+  | 'bool'
+  | 'string';
 
 /** One metadata value. 64-bit integers are numbers where they are safe integers, else bigints. */
 export type MetadataScalar = number | bigint | boolean | string;
