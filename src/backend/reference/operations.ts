@@ -10,7 +10,10 @@ import { PAGE_ROWS } from '../backend.ts';
 /** Row t of the output is the weight's row `tokens[t]`; weight [vocabulary, width], output [T, width]. */
 export function embed(weight: Float32Array, tokens: Int32Array, width: number): Float32Array {
   const output = new Float32Array(tokens.length * width);
-  tokens.forEach((token, t) => output.set(weight.subarray(token * width, (token + 1) * width), t * width));
+  for (let t = 0; t < tokens.length; t++) {
+    const start = tokens[t] * width;
+    output.set(weight.subarray(start, start + width), t * width);
+  }
   return output;
 }
 
@@ -195,6 +198,9 @@ export function add(left: Float32Array, right: Float32Array): Float32Array {
 /** The rows of [T, width] that `wanted` names. */
 export function gather(input: Float32Array, wanted: Int32Array, width: number): Float32Array {
   const output = new Float32Array(wanted.length * width);
-  wanted.forEach((t, i) => output.set(input.subarray(t * width, (t + 1) * width), i * width));
+  for (let i = 0; i < wanted.length; i++) {
+    const start = wanted[i] * width;
+    output.set(input.subarray(start, start + width), i * width);
+  }
   return output;
 }
