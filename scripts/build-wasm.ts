@@ -1,0 +1,41 @@
+/**
+ * Compiles the CPU kernels (AssemblyScript) to WebAssembly, once with relaxed SIMD and once without, into `build/`. Does
+ * nothing when the outputs are newer than every source.
+ */
+
+import { mkdirSync, readdirSync, statSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { dirname, join } from 'node:path';
+import { execFileSync } from 'node:child_process';
+import { fileURLToPath } from 'node:url';
+
+const root = join(dirname(fileURLToPath(import.meta.url)), '..');
+const sources = join(root, 'src/backend/cpu/assembly');
+const output = join(root, 'build');
+const variants = [
+  { file: 'conclave-relaxed.wasm', features: ['simd', 'threads', 'relaxed-simd'] },
+  { file: 'conclave-simd.wasm', features: ['simd', 'threads'] },
+];
+
+const newest = Math.max(
+  statSync(fileURLToPath(import.meta.url)).mtimeMs,
+  ...readdirSync(sources, { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile())
+    .map((entry) => statSync(join(entry.parentPath, entry.name)).mtimeMs),
+);
+const compiler = join(dirname(createRequire(import.meta.url).resolve('assemblyscript/package.json')), 'bin/asc.js');
+mkdirSync(output, { recursive: true });
+for (const { file, features } of variants) {
+  const target = join(output, file);
+  const made = statSync(target, { throwIfNoEntry: false });
+  if (made !== undefined && made.mtimeMs > newest) continue;
+  execFileSync(
+    process.execPath,
+    [
+      compiler, join(sources, 'index.ts'), '--outFile', target, '--runtime', 'stub', '--noAssert', '-O3',
+      '--importMemory', '--sharedMemory', '--initialMemory', '1', '--maximumMemory', '65536', '--noColors',
+      ...features.flatMap((feature) => ['--enable', feature]),
+    ],
+    { cwd: root, stdio: ['ignore', 'ignore', 'inherit'] },
+  );
+}

@@ -1,0 +1,101 @@
+// Small vector helpers that every kernel shares. A weight group is four rows side by side: lane r of a vector is row r.
+
+/**
+ * Sixteen products, added in adjacent pairs: eight i16. `a` holds signed bytes of -127…127, `w` bytes of 0…127, so no sum
+ * saturates, and the relaxed instruction means the same everywhere.
+ */
+// @ts-ignore: decorator
+@inline
+export function dotPairs(a: v128, w: v128): v128 {
+  if (ASC_FEATURE_RELAXED_SIMD) {
+    return i16x8.relaxed_dot_i8x16_i7x16_s(a, w);
+  }
+  return i16x8.narrow_i32x4_s(
+    i32x4.dot_i16x8_s(i16x8.extend_low_i8x16_s(a), i16x8.extend_low_i8x16_s(w)),
+    i32x4.dot_i16x8_s(i16x8.extend_high_i8x16_s(a), i16x8.extend_high_i8x16_s(w)),
+  );
+}
+
+/** Eight i16 → four i32, adjacent pairs added. */
+// @ts-ignore: decorator
+@inline
+export function widen(sums: v128): v128 {
+  return i32x4.extadd_pairwise_i16x8_s(sums);
+}
+
+/** Four f16 in the low halves of four lanes → f32; subnormals, infinities and NaN included. */
+// @ts-ignore: decorator
+@inline
+export function f16Lanes(half: v128): v128 {
+  const magnitude = i32x4.shl(v128.and(half, i32x4.splat(0x7fff)), 13);
+  const sign = i32x4.shl(v128.and(half, i32x4.splat(0x8000)), 16);
+  const special = v128.and(i32x4.ge_s(magnitude, i32x4.splat(0x7c00 << 13)), i32x4.splat(0x7f800000));
+  const scaled = f32x4.mul(magnitude, f32x4.splat(reinterpret<f32>(0x77800000))); // 2^112
+  return v128.or(v128.or(scaled, special), sign);
+}
+
+/** Four consecutive f16 in memory → f32. */
+// @ts-ignore: decorator
+@inline
+export function loadF16(pointer: usize, offset: usize = 0): v128 {
+  return f16Lanes(v128.load_ext<u16>(pointer + offset));
+}
+
+/** Four f32 → four f16 in the low 64 bits, rounded to nearest even; too large becomes infinity. */
+// @ts-ignore: decorator
+@inline
+export function toF16(value: v128): v128 {
+  const sign = i32x4.shr_u(v128.and(value, i32x4.splat(0x80000000)), 16);
+  const magnitude = v128.and(value, i32x4.splat(0x7fffffff));
+  // Normal: rebias the exponent, round half to even on the 13 dropped bits.
+  const odd = v128.and(i32x4.shr_u(magnitude, 13), i32x4.splat(1));
+  const rounded = i32x4.shr_u(i32x4.add(i32x4.add(magnitude, i32x4.splat(0xc8000fff)), odd), 13);
+  // Subnormal: adding 0.5 leaves the rounded mantissa in the low bits.
+  const small = i32x4.sub(f32x4.add(magnitude, f32x4.splat(0.5)), i32x4.splat(0x3f000000));
+  const huge = i32x4.ge_u(magnitude, i32x4.splat(0x477ff000)); // 65520 and above, NaN too
+  const notANumber = i32x4.gt_u(magnitude, i32x4.splat(0x7f800000));
+  let half = v128.bitselect(small, rounded, i32x4.lt_u(magnitude, i32x4.splat(0x38800000)));
+  half = v128.bitselect(i32x4.splat(0x7c00), half, huge);
+  half = v128.or(half, v128.and(notANumber, i32x4.splat(0x0200)));
+  half = v128.or(half, sign);
+  return i16x8.narrow_i32x4_u(half, half);
+}
+
+/** The sum of four lanes, (0 + 1) + (2 + 3). */
+// @ts-ignore: decorator
+@inline
+export function sumLanes(value: v128): f32 {
+  return (
+    f32x4.extract_lane(value, 0) + f32x4.extract_lane(value, 1) +
+    (f32x4.extract_lane(value, 2) + f32x4.extract_lane(value, 3))
+  );
+}
+
+/** eˣ for x ≤ 88, within 2 ulp; below -87.3 it is 0. NaN stays NaN. Cody–Waite reduction and a degree-6 polynomial. */
+// @ts-ignore: decorator
+@inline
+export function exp4(x: v128): v128 {
+  const low = f32x4.lt(x, f32x4.splat(-87.3));
+  const clamped = f32x4.min(f32x4.max(x, f32x4.splat(-87.3)), f32x4.splat(88.0));
+  const n = f32x4.nearest(f32x4.mul(clamped, f32x4.splat(1.4426950408889634)));
+  let r = f32x4.sub(clamped, f32x4.mul(n, f32x4.splat(0.693359375)));
+  r = f32x4.sub(r, f32x4.mul(n, f32x4.splat(-2.12194440e-4)));
+  let p = f32x4.splat(0.0013888889);
+  p = f32x4.add(f32x4.mul(p, r), f32x4.splat(0.008333334));
+  p = f32x4.add(f32x4.mul(p, r), f32x4.splat(0.041666668));
+  p = f32x4.add(f32x4.mul(p, r), f32x4.splat(0.16666667));
+  p = f32x4.add(f32x4.mul(p, r), f32x4.splat(0.5));
+  p = f32x4.add(f32x4.add(f32x4.mul(f32x4.mul(p, r), r), r), f32x4.splat(1.0));
+  const power = i32x4.shl(i32x4.add(i32x4.trunc_sat_f32x4_s(n), i32x4.splat(127)), 23);
+  return v128.andnot(f32x4.mul(p, power), low);
+}
+
+/** x·σ(x). */
+// @ts-ignore: decorator
+@inline
+export function silu4(x: v128): v128 {
+  // e^-x would overflow for x below -88; there the result is 0 to within f32.
+  return f32x4.div(x, f32x4.add(f32x4.splat(1.0), exp4(f32x4.neg(x))));
+}
+
+export const ACTIVATION_BLOCK: usize = 48;
