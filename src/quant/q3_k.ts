@@ -34,7 +34,8 @@ export const q3_k: QuantFormat = {
         const bit = group >> 1;
         const shift = group & 6;
         for (let j = 0; j < 16; j++) {
-          const code = (((bytes[codes + j] as number) >> shift) & 3) | ((((bytes[third + j] as number) >> bit) & 1) << 2);
+          const code =
+            (((bytes[codes + j] as number) >> shift) & 3) | ((((bytes[third + j] as number) >> bit) & 1) << 2);
           out[to + j] = scale * (code - 4);
         }
       }

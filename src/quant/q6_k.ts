@@ -32,7 +32,8 @@ export const q6_k: QuantFormat = {
         const high = at + highByte(16 * group);
         const highShift = group & 6;
         for (let j = 0; j < 16; j++) {
-          const code = (((bytes[low + j] as number) >> lowShift) & 15) | ((((bytes[high + j] as number) >> highShift) & 3) << 4);
+          const code =
+            (((bytes[low + j] as number) >> lowShift) & 15) | ((((bytes[high + j] as number) >> highShift) & 3) << 4);
           out[to + j] = scale * (code - 32);
         }
       }

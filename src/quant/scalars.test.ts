@@ -1,7 +1,14 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import {
-  bf16ToF32, e4m3ToF32, e8m0ToF32, f16ToF32, f32ToBf16, f32ToF16, roundHalfAway, roundHalfEven,
+  bf16ToF32,
+  e4m3ToF32,
+  e8m0ToF32,
+  f16ToF32,
+  f32ToBf16,
+  f32ToF16,
+  roundHalfAway,
+  roundHalfEven,
 } from './scalars.ts';
 
 /** The f32 next to `value`, which is positive and finite, on the side of `direction`. */
@@ -53,8 +60,15 @@ describe('half-precision formats', () => {
 
   test('f16: known values', () => {
     for (const [bits, value] of [
-      [0x0001, 2 ** -24], [0x03ff, 1023 * 2 ** -24], [0x0400, 2 ** -14], [0x3c00, 1], [0x3555, 0.333251953125],
-      [0xc000, -2], [0x7bff, 65504], [0x7c00, Infinity], [0xfc00, -Infinity],
+      [0x0001, 2 ** -24],
+      [0x03ff, 1023 * 2 ** -24],
+      [0x0400, 2 ** -14],
+      [0x3c00, 1],
+      [0x3555, 0.333251953125],
+      [0xc000, -2],
+      [0x7bff, 65504],
+      [0x7c00, Infinity],
+      [0xfc00, -Infinity],
     ] as const) {
       assert.equal(f16ToF32(bits), value);
     }
@@ -72,7 +86,14 @@ describe('scale formats', () => {
 
   test('E4M3: known values of the OCP table', () => {
     for (const [bits, value] of [
-      [0x00, 0], [0x01, 2 ** -9], [0x07, 7 * 2 ** -9], [0x08, 2 ** -6], [0x38, 1], [0x3c, 1.5], [0x7e, 448], [0xb8, -1],
+      [0x00, 0],
+      [0x01, 2 ** -9],
+      [0x07, 7 * 2 ** -9],
+      [0x08, 2 ** -6],
+      [0x38, 1],
+      [0x3c, 1.5],
+      [0x7e, 448],
+      [0xb8, -1],
       [0xfe, -448],
     ] as const) {
       assert.equal(e4m3ToF32(bits), value);

@@ -11,7 +11,9 @@ const words = new Uint32Array(1);
 const floats = new Float32Array(words.buffer);
 
 /** 2^(exponent - 25): what one unit of an f16's 11-bit significand is worth. Exponent 31 makes ±Infinity or NaN. */
-const f16Units = Float64Array.from({ length: 32 }, (_, exponent) => (exponent === 31 ? Infinity : 2 ** (exponent - 25)));
+const f16Units = Float64Array.from({ length: 32 }, (_, exponent) =>
+  exponent === 31 ? Infinity : 2 ** (exponent - 25),
+);
 
 /** The value of an IEEE half-precision number given by its 16 bits. */
 export function f16ToF32(bits: number): number {
@@ -40,7 +42,7 @@ export function f32ToF16(value: number): number {
   const sign = (bits >>> 16) & 0x8000;
   const exponent = ((bits >>> 23) & 255) - 127;
   const magnitude = Math.abs(floats[0] as number);
-  if (magnitude !== magnitude) {
+  if (Number.isNaN(magnitude)) {
     return sign | 0x7e00;
   }
   if (magnitude >= 65520) {
@@ -70,7 +72,7 @@ export function bf16ToF32(bits: number): number {
 export function f32ToBf16(value: number): number {
   floats[0] = value;
   const bits = words[0] as number;
-  if (value !== value) {
+  if (Number.isNaN(value)) {
     return (bits >>> 16) | 0x40;
   }
   return (bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16;

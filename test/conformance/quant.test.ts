@@ -21,8 +21,23 @@ const index = JSON.parse(readFileSync(new URL('index.json', folder), 'utf8')) as
 
 /** The formats that Conclave has promised; the rest of the vectors' types must be refused by name. */
 const promised = [
-  'F32', 'F16', 'BF16', 'Q4_0', 'Q4_1', 'Q5_0', 'Q5_1', 'Q8_0', 'Q2_K', 'Q3_K', 'Q4_K', 'Q5_K', 'Q6_K', 'IQ4_NL',
-  'IQ4_XS', 'MXFP4', 'NVFP4',
+  'F32',
+  'F16',
+  'BF16',
+  'Q4_0',
+  'Q4_1',
+  'Q5_0',
+  'Q5_1',
+  'Q8_0',
+  'Q2_K',
+  'Q3_K',
+  'Q4_K',
+  'Q5_K',
+  'Q6_K',
+  'IQ4_NL',
+  'IQ4_XS',
+  'MXFP4',
+  'NVFP4',
 ];
 
 function vectorsOf(format: QuantFormat) {
@@ -177,7 +192,10 @@ describe('encoders', () => {
     test(`${format.id}: decoding what was encoded is within a step, in the middle of larger arrays`, () => {
       // Hard blocks after the vectors' own: all zero, constant of either sign, one outlier, one-sided.
       const hard = [() => 0, () => 3, () => -3, (i: number) => (i === 17 ? -900 : 0.01), (i: number) => 5 + (i % 7)];
-      const values = Float32Array.from([...source, ...hard.flatMap((f) => Array.from({ length: 256 }, (_, i) => f(i)))]);
+      const values = Float32Array.from([
+        ...source,
+        ...hard.flatMap((f) => Array.from({ length: 256 }, (_, i) => f(i))),
+      ]);
       const blocks = values.length / format.blockLength;
       const padded = new Float32Array(values.length + 6);
       padded.set(values, 3);
@@ -192,7 +210,10 @@ describe('encoders', () => {
         const step = steps[format.id]?.(original) ?? 0;
         original.forEach((value, i) => {
           const found = decoded[from + i] as number;
-          assert.ok(Math.abs(found - value) <= step, `block ${block}, value ${i}: ${value} became ${found}, step ${step}`);
+          assert.ok(
+            Math.abs(found - value) <= step,
+            `block ${block}, value ${i}: ${value} became ${found}, step ${step}`,
+          );
         });
       }
     });

@@ -41,11 +41,7 @@ export function i32Of(tensors: ReadonlyMap<string, FixtureTensor>, name: string)
   return new Int32Array(tensor.bytes.buffer);
 }
 
-export function tensorOf(
-  tensors: ReadonlyMap<string, FixtureTensor>,
-  name: string,
-  dtype: string,
-): FixtureTensor {
+export function tensorOf(tensors: ReadonlyMap<string, FixtureTensor>, name: string, dtype: string): FixtureTensor {
   const tensor = tensors.get(name);
   if (tensor === undefined || tensor.dtype !== dtype) {
     throw new Error(`fixture: wanted ${name} as ${dtype}, found ${tensor?.dtype ?? [...tensors.keys()].join(', ')}`);

@@ -1,0 +1,136 @@
+/** The synthetic models: a whole small one on disk, and the layout of the large ones. */
+
+import assert from 'node:assert/strict';
+import { mkdtemp, readFile, rm, stat } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { after, before, describe, test } from 'node:test';
+import type { ModelFile, TensorInfo } from '../src/format/model-file.ts';
+import { openModelFile } from '../src/format/open.ts';
+import { nodePlatform } from '../src/platform/node.ts';
+import { formatBytes, formatOf } from '../src/quant/index.ts';
+import { hasMoreBits, metadataOf, tensorsOf } from './synthetic/layout.ts';
+import { type Shape, shapes } from './synthetic/shapes.ts';
+import { writeSynthetic } from './synthetic/write.ts';
+
+describe('tiny-moe on disk', () => {
+  let folder: string;
+  let path: string;
+  let file: ModelFile;
+
+  before(async () => {
+    folder = await mkdtemp(join(tmpdir(), 'conclave-synthetic-'));
+    path = join(folder, 'tiny.gguf');
+    await writeSynthetic('tiny-moe', path);
+    file = await openModelFile(await nodePlatform.openSource(path));
+  });
+
+  after(async () => {
+    await file.close();
+    await rm(folder, { recursive: true });
+  });
+
+  test('opens, with every tensor of the layout in its format and shape', () => {
+    const found = [...file.tensors.values()].map(({ name, format, shape }) => ({ name, format, shape: [...shape] }));
+    const expected = tensorsOf(shapes['tiny-moe'] as Shape).map(({ name, format, shape }) => ({ name, format, shape }));
+    assert.deepEqual(found, expected);
+    assert.equal(file.metadata.get('general.architecture')?.value, 'qwen3moe');
+  });
+
+  test('has finite weights of about 1/√columns, norms of about 1, and no two equal rows', async () => {
+    for (const tensor of file.tensors.values()) {
+      const rows = await rowsOf(file, tensor);
+      const columns = tensor.shape.at(-1) as number;
+      const values = rows.flatMap((row) => [...row]);
+      const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+      const deviation = Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length);
+      const [expectedMean, expectedDeviation] = tensor.shape.length === 1 ? [1, 0.1] : [0, 1 / Math.sqrt(columns)];
+      // The smallest tensor has 64 values: their deviation lies within 30 % and their mean within 4 errors of the mean.
+      assert.ok(Math.abs(deviation / expectedDeviation - 1) < 0.3, `${tensor.name}: deviation ${deviation}`);
+      assert.ok(
+        Math.abs(mean - expectedMean) < (4 * deviation) / Math.sqrt(values.length) + 0.002,
+        `${tensor.name}: ${mean}`,
+      );
+      assert.equal(new Set(rows.map((row) => row.join())).size, rows.length, `${tensor.name} has equal rows`);
+    }
+  });
+
+  test('is the same file every time, of the size that was returned', async () => {
+    const again = join(folder, 'again.gguf');
+    assert.equal(await writeSynthetic('tiny-moe', again), (await stat(path)).size);
+    assert.deepEqual(await readFile(again), await readFile(path));
+  });
+});
+
+describe('vocabularies', () => {
+  for (const [name, shape] of Object.entries(shapes)) {
+    test(`${name}: distinct tokens of the stated number, every merge made of and making tokens, specials in place`, () => {
+      const metadata = metadataOf(name, shape);
+      const list = (key: string) => Array.from(metadata[`tokenizer.ggml.${key}`]?.value as ArrayLike<string | number>);
+      const tokens = list('tokens') as string[];
+      const ids = new Map(tokens.map((token, id) => [token, id]));
+      assert.equal(tokens.length, shape.vocabulary);
+      assert.equal(ids.size, shape.vocabulary);
+      for (const merge of list('merges') as string[]) {
+        const [left, right] = merge.split(' ') as [string, string];
+        const made = ids.get(left + right);
+        assert.ok(made !== undefined, `${merge} makes no token`);
+        assert.ok(
+          (ids.get(left) ?? Infinity) < made && (ids.get(right) ?? Infinity) < made,
+          `${merge} comes too early`,
+        );
+      }
+      const types = list('token_type');
+      const specials = ['<|endoftext|>', '<|im_start|>', '<|im_end|>'].map((token) => ids.get(token));
+      assert.deepEqual(
+        specials,
+        [0, 1, 2].map((i) => shape.firstSpecial + i),
+      );
+      assert.deepEqual(
+        types.flatMap((type, id) => (type === 3 ? [id] : [])),
+        specials,
+      );
+      assert.equal(metadata['tokenizer.ggml.eos_token_id']?.value, ids.get('<|im_end|>'));
+    });
+  }
+});
+
+describe('layout', () => {
+  test('Q4_K_M keeps more bits in the first and last eighth of the layers and in every third between', () => {
+    const layersOf = (layers: number) =>
+      Array.from({ length: layers }, (_, i) => i).filter((i) => hasMoreBits(i, layers));
+    assert.deepEqual(layersOf(6), [2, 5]);
+    assert.deepEqual(layersOf(5), [2, 4]);
+    assert.deepEqual(
+      layersOf(48),
+      [0, 1, 2, 3, 4, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 41, 42, 43, 44, 45, 46, 47],
+    );
+  });
+
+  // Qwen3-30B-A3B has 30.53 billion parameters; its Q4_K_M file is 18.56 GB with the vocabulary.
+  test('qwen3-30b-a3b has as many parameters and bytes as the real model', () => {
+    const tensors = tensorsOf(shapes['qwen3-30b-a3b'] as Shape);
+    const sizes = tensors.map(({ format, shape }) => {
+      const values = shape.reduce((product, n) => product * n, 1);
+      return { values, bytes: formatBytes(format, values) };
+    });
+    const values = sizes.reduce((sum, size) => sum + size.values, 0);
+    const bytes = sizes.reduce((sum, size) => sum + size.bytes, 0);
+    assert.equal((values / 1e9).toFixed(2), '30.53');
+    assert.equal((bytes / 1e9).toFixed(2), '18.55');
+  });
+
+  test('an unknown shape is refused with the shapes that there are', async () => {
+    await assert.rejects(writeSynthetic('huge', join(tmpdir(), 'never-written.gguf')), /huge.*qwen3-30b-a3b-6l/);
+  });
+});
+
+async function rowsOf(file: ModelFile, tensor: TensorInfo): Promise<Float32Array[]> {
+  const format = formatOf(tensor.format);
+  const bytes = new Uint8Array(tensor.bytes);
+  await file.sources[tensor.source]?.readInto(tensor.offset, bytes);
+  const values = new Float32Array((bytes.length / format.blockBytes) * format.blockLength);
+  format.decode(bytes, 0, values, 0, bytes.length / format.blockBytes);
+  const columns = tensor.shape.at(-1) as number;
+  return Array.from({ length: values.length / columns }, (_, i) => values.subarray(columns * i, columns * (i + 1)));
+}
