@@ -19,11 +19,11 @@ export const flags = {
 
   temp: {
     aliases: ['temperature'], kind: 'number', value: 'X', min: 0,
-    about: "temperature; 0: always the likeliest token (default: the file's, else 0.8)",
+    about: "temperature; 0: the likeliest token (the file's, else 0.8)",
   },
   'top-k': { kind: 'whole', value: 'N', min: 0, about: 'draw among the N likeliest; 0: off (40)' },
-  'top-p': { kind: 'number', value: 'X', min: 0, max: 1, about: 'draw among the likeliest that sum to X; 1: off (0.95)' },
-  'min-p': { kind: 'number', value: 'X', min: 0, max: 1, about: 'drop what is below X times the likeliest; 0: off (0.05)' },
+  'top-p': { kind: 'number', value: 'X', min: 0, max: 1, about: 'draw among the likeliest up to a sum of X; 1: off (0.95)' },
+  'min-p': { kind: 'number', value: 'X', min: 0, max: 1, about: 'drop what is below X × the likeliest; 0: off (0.05)' },
   'repeat-penalty': { kind: 'number', value: 'X', min: 0, about: 'make recent tokens less likely; 1: off (1)' },
   'repeat-last-n': { kind: 'whole', value: 'N', min: 0, about: 'how many tokens count as recent (64)' },
   'presence-penalty': { kind: 'number', value: 'X', about: 'subtracted for a token generated before; 0: off (0)' },

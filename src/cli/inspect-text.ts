@@ -100,6 +100,8 @@ function showFact(value: unknown): string {
     return `${value.slice(0, 8).map(showFact).join(', ')}${more}` || 'none';
   }
   if (typeof value === 'object' && value !== null) {
+    // A token by its id and text.
+    if ('id' in value && 'text' in value) return `${value.id} ${quoted(`${value.text}`, 24)}`;
     return Object.entries(value).map(([name, each]) => `${words(name)} ${showFact(each)}`).join(', ');
   }
   return value === undefined || value === null ? 'none' : `${value}`;
@@ -169,7 +171,7 @@ function ignored(entries: readonly Ignored[]): string[] {
 function ending({ faults, runs }: Inspection): string[] {
   if (runs) return ['Conclave can run it.'];
   const [first, ...more] = faults.map(({ code, message }) => `${code}: ${printable(message)}`);
-  return [`Conclave cannot run it. ${first ?? ''}`, ...more.map((message) => `Also: ${message}`)];
+  return [`Conclave cannot run it here. ${first ?? ''}`, ...more.map((message) => `Also: ${message}`)];
 }
 
 function indent(lines: readonly string[]): string[] {
