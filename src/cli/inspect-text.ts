@@ -4,7 +4,7 @@ import type { ConclaveError, ErrorData } from '../errors.ts';
 import type { MetadataScalar, MetadataValue, TensorInfo } from '../format/model-file.ts';
 import type { Ignored } from '../model/family-reader.ts';
 import type { LayerSpec, ModelSpec } from '../model/spec.ts';
-import { showRanges } from '../plan/show.ts';
+import { showRanges, wrap } from '../plan/show.ts';
 import { columns, printable, quoted, showBytes, showCount, showPlural } from './format.ts';
 
 /** Something that could be read, or why not. */
@@ -32,6 +32,8 @@ export interface Inspection {
 
 /** Elements of an array that are shown. */
 const SHOWN_ELEMENTS = 4;
+/** Columns for what is said of a layer, beside its number. */
+const LAYER_WIDTH = 80;
 
 export function describeInspection(inspection: Inspection): string {
   const { metadata, tensors, tokenizer, model } = inspection;
@@ -129,7 +131,9 @@ function modelRows(spec: ModelSpec): string[][] {
   });
   for (const { layer, numbers } of alike.values()) {
     const title = `${numbers.length === 1 ? 'layer' : 'layers'} ${showRanges(numbers)}`;
-    rows.push([title, attention(layer)], ['', feedForward(layer)]);
+    [attention(layer), feedForward(layer)]
+      .flatMap((text) => wrap(text, LAYER_WIDTH))
+      .forEach((line, index) => rows.push([index === 0 ? title : '', line]));
   }
   return rows;
 }
@@ -162,9 +166,9 @@ function ignored(entries: readonly Ignored[]): string[] {
   if (entries.length === 0) return [];
   const reasons = new Map<string, string[]>();
   for (const { name, reason } of entries) reasons.set(reason, [...(reasons.get(reason) ?? []), name]);
-  return [...reasons].map(([reason, names]) => {
+  return [...reasons].flatMap(([reason, names]) => {
     const more = names.length > 3 ? ` and ${showCount(names.length - 3)} more` : '';
-    return printable(`ignored: ${names.slice(0, 3).join(', ')}${more} (${reason})`);
+    return wrap(printable(`ignored: ${names.slice(0, 3).join(', ')}${more}: ${reason}`), 96);
   });
 }
 

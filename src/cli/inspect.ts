@@ -91,7 +91,7 @@ function read(file: ModelFile, ignoreKeys: readonly string[] | undefined, fault:
     model: model.value,
     // The planner meets most faults too: each is told once.
     faults: [...new Map(faults.map((each) => [each.message, { code: each.code, message: each.message, data: each.data }])).values()],
-    runs: fault === undefined,
+    runs: faults.length === 0,
     damaged: faults.some(({ code }) => code === 'corrupt_file'),
   };
 }

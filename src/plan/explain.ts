@@ -1,7 +1,7 @@
 /** A plan in words: what `conclave plan` prints. Reads the plan and nothing else, and decides nothing. */
 
 import type { Plan, PlannedOperation, PlannedWeight } from './plan.ts';
-import { showBytes, showCount, showPlural, showRanges } from './show.ts';
+import { showBytes, showCount, showPlural, showRanges, wrap } from './show.ts';
 
 const WIDTH = 96;
 
@@ -172,7 +172,7 @@ function ignored(plan: Plan): string[] {
   const lines = [...groups].flatMap(([reason, entries]) => {
     const shown = entries.slice(0, 4).map(({ name }) => name).join(', ');
     const more = entries.length > 4 ? ` and ${showCount(entries.length - 4)} more` : '';
-    return wrap(`${shown}${more}: ${reason}`);
+    return wrap(`${shown}${more}: ${reason}`, WIDTH - 2);
   });
   return ['', 'ignored', ...indent(lines)];
 }
@@ -201,25 +201,13 @@ function table(rows: readonly Row[]): string[] {
   }
   return rows.flatMap((row) => {
     if (row.length === 1) {
-      const [first = '', ...more] = wrap(row[0]!);
+      const [first = '', ...more] = wrap(row[0]!, WIDTH - 2);
       return [first, ...more.map((line) => `  ${line}`)];
     }
     const before = row.slice(0, -1).map((cell, column) => cell.padEnd(widths[column]!)).join('  ');
     const [first = '', ...more] = wrap(row.at(-1)!, Math.max(24, WIDTH - before.length - 2));
     return [`${before}  ${first}`.trimEnd(), ...more.map((line) => `${' '.repeat(before.length)}  ${line}`)];
   });
-}
-
-function wrap(text: string, width = WIDTH - 2): string[] {
-  const lines: string[] = [];
-  let line = '';
-  for (const word of text.split(' ')) {
-    if (line !== '' && line.length + 1 + word.length > width) {
-      lines.push(line);
-      line = word;
-    } else line = line === '' ? word : `${line} ${word}`;
-  }
-  return [...lines, line];
 }
 
 function indent(lines: readonly string[]): string[] {

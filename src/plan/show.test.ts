@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { showBytes, showCount, showPlural, showRanges, showRate, showTime } from './show.ts';
+import { showBytes, showCount, showPlural, showRanges, showRate, showTime, wrap } from './show.ts';
 
 test('bytes keep three digits and move to the next unit before a fourth', () => {
   const shown = [0, 1, 999, 1000, 1024, 999_499, 999_500, 26_123_456, 4_294_901_760, 1e15].map(showBytes);
@@ -27,4 +27,10 @@ test('plurals and ranges', () => {
     [[], [3], [1, 2], [1, 2, 3], [0, 2, 3, 4, 8]].map(showRanges),
     ['', '3', '1, 2', '1–3', '0, 2–4, 8'],
   );
+});
+
+test('text wraps between words and keeps every one of them', () => {
+  assert.deepEqual(wrap('one two three', 7), ['one two', 'three']);
+  assert.deepEqual(wrap('a verylongword b', 4), ['a', 'verylongword', 'b']);
+  assert.deepEqual(wrap('', 5), ['']);
 });

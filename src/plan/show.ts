@@ -1,4 +1,4 @@
-/** How numbers are written for a person: bytes, counts, rates. One place, so that every line of output agrees. */
+/** How numbers and lines are written for a person: bytes, counts, rates. One place, so that all output agrees. */
 
 /** Bytes in decimal units with three significant digits: `26.1 MB`. Exact below 1000. */
 export function showBytes(bytes: number): string {
@@ -47,6 +47,19 @@ export function showRanges(numbers: readonly number[]): string {
     start = end + 1;
   }
   return ranges.join(', ');
+}
+
+/** `text` broken between words into lines of at most `width` characters, a longer word on a line of its own. */
+export function wrap(text: string, width: number): string[] {
+  const lines: string[] = [];
+  let line = '';
+  for (const word of text.split(' ')) {
+    if (line !== '' && line.length + 1 + word.length > width) {
+      lines.push(line);
+      line = word;
+    } else line = line === '' ? word : `${line} ${word}`;
+  }
+  return [...lines, line];
 }
 
 function threeDigits(value: number): string {
