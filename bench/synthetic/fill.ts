@@ -1,8 +1,8 @@
 /**
- * The bytes of a synthetic tensor: encoded normal values, so that every block is valid and the weights are about
- * ±1/√columns. A small tensor's values are all its own; a large one is made of runs of 256 values, each drawn at random
- * from a pool, so that writing is about as fast as copying and no two rows of several runs are likely to be alike.
- * Deterministic: a tensor's bytes depend on its name, format and shape alone.
+ * The bytes of a synthetic tensor: encoded normal values, so that every block is valid and the weights are as large as
+ * layout.ts says. A small tensor's values are all its own; a large one is made of runs of 256 values, each drawn at
+ * random from a pool, so that writing is about as fast as copying and no two rows of several runs are likely to be
+ * alike. Deterministic: a tensor's bytes depend on its name, format and shape alone.
  */
 
 import { formatOf } from '../../src/quant/index.ts';
@@ -27,12 +27,10 @@ export function fillerOf(tensor: SyntheticTensor): FilledTensor {
   const values = tensor.shape.reduce((product, n) => product * n, 1);
   const columns = tensor.shape.at(-1) as number;
   const random = randomFrom(tensor.name);
-  if (tensor.content === 'norm' || values <= SMALL_VALUES) {
-    const [mean, deviation] = tensor.content === 'norm' ? [1, 0.1] : [0, 1 / Math.sqrt(columns)];
-    const bytes = encoded(
-      tensor.format,
-      Float32Array.from({ length: values }, () => mean + deviation * normal(random)),
-    );
+  const mean = tensor.content === 'norm' ? 1 : 0;
+  const deviation = { weights: 1 / Math.sqrt(columns), norm: 0.1, embedding: 1 }[tensor.content];
+  if (values <= SMALL_VALUES) {
+    const bytes = encoded(tensor.format, normals(values, random, { mean, deviation }));
     let done = 0;
     return {
       runBytes,
@@ -42,7 +40,7 @@ export function fillerOf(tensor: SyntheticTensor): FilledTensor {
       },
     };
   }
-  const pool = poolOf(tensor.format, columns);
+  const pool = poolOf(tensor.format, { mean, deviation });
   const runWords = runBytes / 2;
   return {
     runBytes,
@@ -60,13 +58,16 @@ export function fillerOf(tensor: SyntheticTensor): FilledTensor {
   };
 }
 
-function poolOf(formatId: string, columns: number): Uint16Array {
-  const key = `${formatId} of ${columns} columns`;
+interface Distribution {
+  readonly mean: number;
+  readonly deviation: number;
+}
+
+function poolOf(formatId: string, distribution: Distribution): Uint16Array {
+  const key = `${formatId} ${distribution.mean} ± ${distribution.deviation}`;
   let pool = pools.get(key);
   if (pool === undefined) {
-    const random = randomFrom(key);
-    const deviation = 1 / Math.sqrt(columns);
-    const values = Float32Array.from({ length: POOL_RUNS * RUN_VALUES }, () => deviation * normal(random));
+    const values = normals(POOL_RUNS * RUN_VALUES, randomFrom(key), distribution);
     pool = new Uint16Array(encoded(formatId, values).buffer);
     pools.set(key, pool);
   }
@@ -107,7 +108,10 @@ function randomFrom(seed: string): () => number {
   return step;
 }
 
-/** A normal value of deviation 1 (Box and Muller, 1958). */
-function normal(random: () => number): number {
-  return Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());
+/** Normally distributed values (Box and Muller, 1958). */
+function normals(count: number, random: () => number, { mean, deviation }: Distribution): Float32Array {
+  return Float32Array.from({ length: count }, () => {
+    const radius = Math.sqrt(-2 * Math.log(1 - random()));
+    return mean + deviation * radius * Math.cos(2 * Math.PI * random());
+  });
 }

@@ -5,8 +5,11 @@ import type { Shape } from './shapes.ts';
 import { vocabularyMetadata } from './vocabulary.ts';
 
 export interface SyntheticTensor extends TensorHead {
-  /** `weights`: about ±1/√columns. `norm`: about 1. */
-  readonly content: 'weights' | 'norm';
+  /**
+   * `weights`: about ±1/√columns. `norm`: about 1. `embedding`: about ±1, as large as what a layer adds to it, so that
+   * tokens stay apart and each is routed its own way.
+   */
+  readonly content: 'weights' | 'norm' | 'embedding';
 }
 
 /** `general.file_type` of Q4_K_M. */
@@ -38,7 +41,7 @@ export function metadataOf(name: string, shape: Shape): MetadataEntries {
 export function tensorsOf(shape: Shape): SyntheticTensor[] {
   const { hidden, heads, kvHeads, headDim, experts, expertInner, vocabulary } = shape;
   const tensors: SyntheticTensor[] = [
-    weights('token_embd', 'Q4_K', [vocabulary, hidden]),
+    { name: 'token_embd.weight', format: 'Q4_K', shape: [vocabulary, hidden], content: 'embedding' },
     weights('output', 'Q6_K', [vocabulary, hidden]),
     norm('output_norm', hidden),
   ];

@@ -19,17 +19,25 @@ export async function writeSynthetic(name: string, path: string): Promise<number
   const file = await open(path, 'w');
   try {
     await file.write(head.bytes, 0, head.bytes.length, 0);
-    const buffer = new Uint8Array(PIECE_BYTES);
+    // One buffer is written while the other is filled.
+    const buffers: [Uint8Array<ArrayBuffer>, Uint8Array<ArrayBuffer>] = [
+      new Uint8Array(PIECE_BYTES),
+      new Uint8Array(PIECE_BYTES),
+    ];
+    let written: Promise<unknown> = Promise.resolve();
     for (const [i, tensor] of tensors.entries()) {
       const place = head.places[i] as (typeof head.places)[number];
       const { runBytes, fill } = fillerOf(tensor);
       const pieceBytes = PIECE_BYTES - (PIECE_BYTES % runBytes);
       for (let done = 0; done < place.bytes; done += pieceBytes) {
-        const piece = buffer.subarray(0, Math.min(pieceBytes, place.bytes - done));
+        const piece = buffers[0].subarray(0, Math.min(pieceBytes, place.bytes - done));
         fill(piece);
-        await file.write(piece, 0, piece.length, place.offset + done);
+        await written;
+        written = file.write(piece, 0, piece.length, place.offset + done);
+        buffers.reverse();
       }
     }
+    await written;
   } finally {
     await file.close();
   }
