@@ -77,9 +77,8 @@ export function parseFlags<const Table extends FlagTable>(table: Table, argv: re
     }
     // `-p -n 5`: the prompt was forgotten; `-p=-n` or `--prompt=-n` would be meant.
     if (token.value === undefined || (!token.inlineValue && names.has(token.value))) {
-      throw new UsageError(
-        `${said} needs ${expectation(spec)}` + (token.value === undefined ? '' : `, found the flag ${token.value}`),
-      );
+      const found = token.value === undefined ? '' : `, found the flag ${token.value}`;
+      throw new UsageError(`${said} needs ${expectation(spec)}${found}`);
     }
     const value = readValue(spec, token.value);
     if (value === undefined) throw badValue({ name, spec, found: token.value, raw: argv[token.index] ?? '', names });

@@ -18,7 +18,7 @@ export interface ChatRequest {
   readonly options: GenerateOptions;
 }
 
-const HELP = '/exit or Ctrl-D leaves · /clear starts afresh · Ctrl-C stops an answer · \\ at the end of a line continues it';
+const HELP = '/exit leaves · /clear forgets · Ctrl-C stops an answer · \\ continues a line';
 
 /** Chats until the person leaves. Returns 0, or 130 when left by Ctrl-C. */
 export async function chat({ model, context, system, options }: ChatRequest): Promise<ExitCode> {
@@ -64,7 +64,11 @@ export async function chat({ model, context, system, options }: ChatRequest): Pr
     for (let said = ''; !left; ) {
       ask(said === '' ? '> ' : '… ');
       const line = await lines.next();
-      if (line === undefined) break;
+      if (line === undefined) {
+        // Left by a key: the shell's prompt must not stand behind ours.
+        if (terminal) await write(stderr, '\n');
+        break;
+      }
       warned = false;
       if (line.endsWith('\\')) {
         said += `${line.slice(0, -1)}\n`;

@@ -86,8 +86,12 @@ function world(library: Library, terminal = false): World {
   const stderr = Object.assign(new PassThrough(), { isTTY: terminal, columns: 80 });
   let handlers: (() => void)[] = [];
   const text = { out: '', err: '' };
-  stdout.on('data', (chunk: Buffer) => (text.out += chunk));
-  stderr.on('data', (chunk: Buffer) => (text.err += chunk));
+  stdout.on('data', (chunk: Buffer) => {
+    text.out += chunk;
+  });
+  stderr.on('data', (chunk: Buffer) => {
+    text.err += chunk;
+  });
   return {
     stdin,
     out: () => text.out,

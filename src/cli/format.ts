@@ -7,7 +7,6 @@ export { showBytes, showCount, showPlural, showRate, showTime } from '../plan/sh
  * move the cursor, recolour the screen or retitle the window.
  */
 export function printable(text: string): string {
-  // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what this is about
   return text.replace(
     /[\x00-\x08\x0b-\x1f\x7f-\x9f]/g,
     (character) => `\\x${character.charCodeAt(0).toString(16).padStart(2, '0')}`,
@@ -25,7 +24,9 @@ export function quoted(text: string, most = 72): string {
 /** Rows as columns two spaces apart; columns named in `right` are aligned to the right. */
 export function columns(rows: readonly (readonly string[])[], right: readonly number[] = []): string[] {
   const widths: number[] = [];
-  for (const row of rows) row.forEach((cell, column) => (widths[column] = Math.max(widths[column] ?? 0, cell.length)));
+  for (const row of rows) {
+    for (const [column, cell] of row.entries()) widths[column] = Math.max(widths[column] ?? 0, cell.length);
+  }
   return rows.map((row) =>
     row
       .map((cell, column) => (right.includes(column) ? cell.padStart(widths[column]!) : cell.padEnd(widths[column]!)))

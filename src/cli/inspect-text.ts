@@ -131,9 +131,8 @@ function modelRows(spec: ModelSpec): string[][] {
   });
   for (const { layer, numbers } of alike.values()) {
     const title = `${numbers.length === 1 ? 'layer' : 'layers'} ${showRanges(numbers)}`;
-    [attention(layer), feedForward(layer)]
-      .flatMap((text) => wrap(text, LAYER_WIDTH))
-      .forEach((line, index) => rows.push([index === 0 ? title : '', line]));
+    const lines = [attention(layer), feedForward(layer)].flatMap((text) => wrap(text, LAYER_WIDTH));
+    for (const [index, line] of lines.entries()) rows.push([index === 0 ? title : '', line]);
   }
   return rows;
 }

@@ -25,7 +25,11 @@ test('the bar is redrawn at most every 50 ms, only on a terminal, and taken away
   let nowMs = 0;
   const drawn = (isTTY: boolean, finish?: string) => {
     let text = '';
-    const stream = Object.assign(new PassThrough(), { isTTY, columns: 80, write: (piece: string) => (text += piece) !== '' });
+    const write = (piece: string) => {
+      text += piece;
+      return true;
+    };
+    const stream = Object.assign(new PassThrough(), { isTTY, columns: 80, write });
     nowMs = 0;
     const progress = startProgress(stream, () => nowMs);
     for (; nowMs < 200; nowMs += 10) progress.update({ bytesDone: nowMs, bytesTotal: 200 });

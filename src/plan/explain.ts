@@ -197,7 +197,7 @@ function groupBy<Item, Key>(items: readonly Item[], keyOf: (item: Item) => Key):
 function table(rows: readonly Row[]): string[] {
   const widths: number[] = [];
   for (const row of rows) {
-    if (row.length > 1) row.slice(0, -1).forEach((cell, column) => (widths[column] = Math.max(widths[column] ?? 0, cell.length)));
+    for (const [column, cell] of row.slice(0, -1).entries()) widths[column] = Math.max(widths[column] ?? 0, cell.length);
   }
   return rows.flatMap((row) => {
     if (row.length === 1) {
