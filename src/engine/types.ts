@@ -101,9 +101,12 @@ export interface ModelInfo {
   readonly vocabulary: number;
 }
 
+/** A plan that prints itself; `JSON.stringify` gives the plan alone. */
+export type PrintablePlan = Plan & { explain(): string };
+
 export interface Model extends AsyncDisposable {
   readonly info: ModelInfo;
-  readonly plan: Plan & { explain(): string };
+  readonly plan: PrintablePlan;
   /** Ids of `text`; with `special` the text of special tokens becomes those tokens. */
   tokenize(text: string, options?: { readonly special?: boolean; readonly addBos?: boolean }): number[];
   detokenize(tokens: readonly number[], options?: { readonly special?: boolean }): string;

@@ -1,0 +1,243 @@
+/**
+ * The main side of the engine's worker: starts it, answers its reads, posts commands and hands events to the request they
+ * belong to. Whatever ends the worker ends every request with an error; nothing waits for an answer that cannot come.
+ */
+
+import { ConclaveError, DisposedError, InternalError, recordError, reviveError } from '../errors.ts';
+import type { ByteSource } from '../format/source.ts';
+import type { Graph } from '../model/graph.ts';
+import type { ModelSpec } from '../model/spec.ts';
+import type { Weights } from '../model/weights.ts';
+import type { Plan } from '../plan/plan.ts';
+import type { Platform, PlatformWorker } from '../platform/platform.ts';
+import { answerRead } from './port-source.ts';
+import {
+  type Command, type EngineData, type EngineEvent, FLAG_COMMANDS, FLAG_RECEIVED, FLAGS, type GenerateCommand, type ReadRequest,
+} from './protocol.ts';
+import { RequestStream } from './request-stream.ts';
+
+/** How long a loop may take to end its run before the worker is ended under it. */
+const DISPOSE_MS = 2000;
+
+export interface EngineStart {
+  readonly platform: Pick<Platform, 'spawnWorker'>;
+  readonly plan: Plan;
+  readonly spec: ModelSpec;
+  readonly graph: Graph;
+  readonly weights: Weights;
+  /** By `TensorInfo.source`. They stay the caller's to close, after {@link EngineClient.dispose}. */
+  readonly sources: readonly ByteSource[];
+  onProgress?(progress: { readonly bytesDone: number; readonly bytesTotal: number }): void;
+  readonly signal?: AbortSignal;
+}
+
+export class EngineClient {
+  readonly #worker: PlatformWorker;
+  readonly #sources: readonly ByteSource[];
+  readonly #flags: Int32Array | undefined;
+  readonly #onProgress: EngineStart['onProgress'];
+  readonly #streams = new Map<number, RequestStream>();
+  readonly #logits = new Map<number, PromiseWithResolvers<Float32Array>>();
+  readonly #reads = new Set<Promise<void>>();
+  readonly #ready = Promise.withResolvers<void>();
+  readonly #ended = Promise.withResolvers<void>();
+  #nextRequest = 0;
+  /** Things somebody waits for; while there are any the worker keeps the process alive. */
+  #waits = 0;
+  #disposing: Promise<void> | undefined;
+  /** Why nothing can be asked any more. */
+  #closed: ConclaveError | undefined;
+  /** Bytes that the backend holds at the most. */
+  bytes = 0;
+
+  /**
+   * Starts the worker and prepares the model in it.
+   * @throws what the backend raises; `signal.reason` when aborted.
+   */
+  static async start(options: EngineStart): Promise<EngineClient> {
+    const { signal } = options;
+    signal?.throwIfAborted();
+    const client = new EngineClient(options);
+    const abort = () => client.#ready.reject(signal?.reason);
+    signal?.addEventListener('abort', abort);
+    try {
+      await client.#keepAlive(client.#ready.promise);
+      return client;
+    } catch (error) {
+      await client.#end(new DisposedError('the engine'));
+      throw error;
+    } finally {
+      signal?.removeEventListener('abort', abort);
+    }
+  }
+
+  private constructor({ platform, plan, spec, graph, weights, sources, onProgress }: EngineStart) {
+    const flags = typeof SharedArrayBuffer === 'undefined' ? undefined : new SharedArrayBuffer(FLAGS * Int32Array.BYTES_PER_ELEMENT);
+    this.#flags = flags && new Int32Array(flags);
+    this.#sources = sources;
+    this.#onProgress = onProgress;
+    const data: EngineData = {
+      plan, spec, graph, weights: [...weights.values()], sources: sources.map(({ name, size }) => ({ name, size })), flags,
+    };
+    this.#worker = platform.spawnWorker('engine-worker', data);
+    this.#worker.onMessage((message) => this.#receive(message as EngineEvent));
+    this.#worker.onError((error) => this.#break(error));
+    this.#worker.unref();
+  }
+
+  /** Starts a request; its stream ends with a `finish` item or an error. */
+  generate(command: Omit<GenerateCommand, 'type' | 'request'>): RequestStream {
+    this.#check();
+    const request = this.#nextRequest++;
+    const stream = new RequestStream(request);
+    this.#streams.set(request, stream);
+    void this.#keepAlive(stream.settled);
+    this.#command({ type: 'generate', request, ...command });
+    return stream;
+  }
+
+  /** Ends a request that may still be in work; of its timeline at most `keep` rows stay. See `RequestStream.settled`. */
+  cancel(stream: RequestStream, keep: number): void {
+    if (this.#streams.has(stream.id)) this.#command({ type: 'cancel', request: stream.id, keep });
+  }
+
+  /** Forgets a session's timeline. */
+  close(session: number): void {
+    if (this.#closed === undefined) this.#command({ type: 'close', session });
+  }
+
+  /** [tokens, vocabulary] */
+  logits(tokens: Int32Array): Promise<Float32Array> {
+    this.#check();
+    const request = this.#nextRequest++;
+    const wait = Promise.withResolvers<Float32Array>();
+    this.#logits.set(request, wait);
+    this.#command({ type: 'logits', request, tokens });
+    return this.#keepAlive(wait.promise);
+  }
+
+  /** Ends every request with DisposedError, frees the model and ends the worker. */
+  dispose(): Promise<void> {
+    this.#disposing ??= this.#dispose();
+    return this.#disposing;
+  }
+
+  async #dispose(): Promise<void> {
+    if (this.#closed !== undefined) return this.#end(this.#closed);
+    this.#command({ type: 'dispose' });
+    this.#fail(new DisposedError('the model'));
+    // A loop in the middle of a long run cannot hear; the worker's end frees everything just as well.
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const patience = new Promise<void>((resolve) => {
+      timer = setTimeout(resolve, DISPOSE_MS);
+    });
+    await this.#keepAlive(Promise.race([this.#ended.promise, patience]));
+    clearTimeout(timer);
+    await this.#end(new DisposedError('the model'));
+  }
+
+  #check(): void {
+    if (this.#closed !== undefined) throw this.#closed;
+  }
+
+  #command(command: Command): void {
+    this.#worker.postMessage(command);
+    // After the message: the loop must find it when it looks.
+    if (this.#flags !== undefined) Atomics.add(this.#flags, FLAG_COMMANDS, 1);
+  }
+
+  #receive(event: EngineEvent): void {
+    switch (event.type) {
+      case 'progress':
+        try {
+          this.#onProgress?.(event);
+        } catch (error) {
+          this.#ready.reject(error);
+        }
+        break;
+      case 'ready':
+        this.bytes = event.bytes;
+        this.#ready.resolve();
+        break;
+      case 'broken':
+        this.#break(reviveError(event.error));
+        break;
+      case 'read': {
+        const read = this.#read(event);
+        this.#reads.add(read);
+        void read.then(() => this.#reads.delete(read));
+        break;
+      }
+      case 'tokens':
+        for (const batch of event.batches) this.#streams.get(batch.request)?.push({ type: 'tokens', batch });
+        if (this.#flags !== undefined) Atomics.add(this.#flags, FLAG_RECEIVED, 1);
+        break;
+      case 'finish':
+        this.#streams.get(event.request)?.push(event);
+        this.#streams.delete(event.request);
+        break;
+      case 'failed': {
+        const error = reviveError(event.error);
+        this.#logits.get(event.request)?.reject(error);
+        this.#logits.delete(event.request);
+        const stream = this.#streams.get(event.request);
+        this.#streams.delete(event.request);
+        stream?.fail(error);
+        stream?.settle(event);
+        break;
+      }
+      case 'logits':
+        this.#logits.get(event.request)?.resolve(event.logits);
+        this.#logits.delete(event.request);
+        break;
+      case 'disposed':
+        this.#ended.resolve();
+        break;
+    }
+  }
+
+  async #read(request: ReadRequest): Promise<void> {
+    const reply = await answerRead(this.#sources, request);
+    if (this.#closed !== undefined) return;
+    // A buffer that was made for this answer is given away; one in shared memory was filled in place.
+    this.#worker.postMessage(reply, reply.bytes === undefined ? [] : [reply.bytes.buffer as ArrayBuffer]);
+  }
+
+  /** The worker is of no more use. */
+  #break(error: unknown): void {
+    const why =
+      error instanceof ConclaveError ? error : new InternalError(`the engine's worker failed: ${recordError(error).message}`, { cause: error });
+    this.#fail(why);
+    this.#ended.resolve();
+    void this.#worker.terminate();
+  }
+
+  /** Everybody who waits gets `error`, and so does whoever asks from now on. */
+  #fail(error: ConclaveError): void {
+    this.#closed ??= error;
+    this.#ready.reject(error);
+    for (const stream of this.#streams.values()) {
+      stream.fail(error);
+      stream.settle({ length: 0, promptRows: 0 });
+    }
+    this.#streams.clear();
+    for (const wait of this.#logits.values()) wait.reject(error);
+    this.#logits.clear();
+  }
+
+  async #end(error: ConclaveError): Promise<void> {
+    this.#fail(error);
+    await this.#worker.terminate();
+    // A read in flight still writes to its target and still needs its file.
+    await Promise.all(this.#reads);
+  }
+
+  async #keepAlive<T>(promise: Promise<T>): Promise<T> {
+    if (this.#waits++ === 0) this.#worker.ref();
+    try {
+      return await promise;
+    } finally {
+      if (--this.#waits === 0) this.#worker.unref();
+    }
+  }
+}

@@ -1,0 +1,115 @@
+/** From a source to a model that answers, or to the plan of one. */
+
+import type { ModelFile } from '../format/model-file.ts';
+import { openModelFile } from '../format/open.ts';
+import { buildGraph } from '../model/decoder.ts';
+import type { Graph } from '../model/graph.ts';
+import { type ReadModel, readModel } from '../model/read-model.ts';
+import { explain } from '../plan/explain.ts';
+import { plan as makePlan } from '../plan/place.ts';
+import type { Plan, PlanOptions } from '../plan/plan.ts';
+import { type Platform, platform, type SourceInput } from '../platform/index.ts';
+import { readTokenizer, type Tokenizer } from '../tokenizer/index.ts';
+import { EngineClient } from './engine-client.ts';
+import { type FileSampling, readFileSampling } from './file-defaults.ts';
+import { LoadedModel } from './model.ts';
+import { checkLoadOptions } from './options.ts';
+import { chatTemplates } from './templates.ts';
+import type { LoadOptions, Model, ModelInfo, PrintablePlan } from './types.ts';
+
+/** What is known of a model before its weights are read. */
+interface Opened {
+  readonly file: ModelFile;
+  readonly tokenizer: Tokenizer;
+  readonly model: ReadModel;
+  readonly graph: Graph;
+  readonly sampling: FileSampling;
+  readonly plan: Plan;
+  readonly info: ModelInfo;
+}
+
+/**
+ * Loads a model: reads its file's head, plans, streams the weights to their places, and starts its engine in a worker.
+ * @param source a path (Node), an http(s) address whose server answers range requests, a File or Blob, or a byte source
+ * @throws SourceError `source` when it cannot be opened or read; CorruptFileError `corrupt_file`; Refusal `refused` for a
+ * sound file that is not supported; UsageError `usage` for a bad option; OutOfMemoryError `out_of_memory`;
+ * `signal.reason` when aborted
+ */
+export async function load(source: SourceInput, options: LoadOptions = {}): Promise<Model> {
+  checkLoadOptions(options);
+  const { signal, onProgress, ...planOptions } = options;
+  signal?.throwIfAborted();
+  const place = await platform();
+  const opened = await open(place, source, planOptions);
+  const { file, tokenizer, model, graph, sampling, plan, info } = opened;
+  try {
+    const engine = await EngineClient.start({
+      platform: place, plan, spec: model.spec, graph, weights: model.weights, sources: file.sources, onProgress, signal,
+    });
+    const templates = chatTemplates(place, tokenizer);
+    return new LoadedModel({ file, engine, tokenizer, templates, sampling: sampling.defaults, info, plan: printable(plan) });
+  } catch (error) {
+    await file.close();
+    throw error;
+  }
+}
+
+/**
+ * What {@link load} would do, without reading a weight: which kernels would run where, and how many bytes that takes.
+ * @throws as {@link load}
+ */
+export async function planModel(
+  source: SourceInput, options: PlanOptions = {},
+): Promise<{ readonly plan: PrintablePlan; readonly info: ModelInfo }> {
+  checkLoadOptions(options);
+  const { file, plan, info } = await open(await platform(), source, options);
+  await file.close();
+  return { plan: printable(plan), info };
+}
+
+async function open(place: Platform, source: SourceInput, options: PlanOptions): Promise<Opened> {
+  const modelSource = await place.openSource(source);
+  let file: ModelFile;
+  try {
+    file = await openModelFile(modelSource);
+  } catch (error) {
+    await modelSource.file.close();
+    throw error;
+  }
+  try {
+    const { metadata, name } = file;
+    const model = readModel(file, { ignoreKeys: options.ignoreKeys });
+    const tokenizer = readTokenizer(metadata, name);
+    const sampling = readFileSampling(metadata, name);
+    const graph = buildGraph(model.spec);
+    const plan = makePlan({
+      spec: model.spec,
+      graph,
+      weights: model.weights,
+      ignored: [...model.ignored, ...sampling.ignored],
+      options,
+      platform: { threads: place.threads(), freeMemoryBytes: place.freeMemoryBytes(), features: place.features() },
+    });
+    return { file, tokenizer, model, graph, sampling, plan, info: describe(file, model, plan) };
+  } catch (error) {
+    await file.close();
+    throw error;
+  }
+}
+
+function describe(file: ModelFile, { spec }: ReadModel, plan: Plan): ModelInfo {
+  const name = file.metadata.get('general.name');
+  let parameters = 0;
+  for (const { shape } of file.tensors.values()) parameters += shape.reduce((product, length) => product * length, 1);
+  return {
+    name: name?.type === 'string' && typeof name.value === 'string' && name.value !== '' ? name.value : file.name,
+    architecture: spec.architecture,
+    parameters,
+    context: plan.context,
+    vocabulary: spec.vocabulary,
+  };
+}
+
+function printable(plan: Plan): PrintablePlan {
+  return { ...plan, explain: () => explain(plan) };
+}

@@ -1,0 +1,257 @@
+/**
+ * The engine's loop: prepares the model in its worker, then runs the scheduler's turns for as long as there is work. While
+ * it works it goes back to its event loop only when a command has been announced.
+ */
+
+import type { Backend, Executable } from '../backend/backend.ts';
+import { MAX_STEP_ROWS } from '../backend/kernel.ts';
+import { recordError } from '../errors.ts';
+import type { WorkerPort } from '../platform/platform.ts';
+import type { Plan } from '../plan/plan.ts';
+import { PagePool, Timeline } from './kv-cache.ts';
+import { PortSources } from './port-source.ts';
+import {
+  type Command, type EngineData, type EngineEvent, FLAG_COMMANDS, FLAG_RECEIVED, type GenerateCommand, type Outcome, type ReadReply,
+  type Timing,
+} from './protocol.ts';
+import { Sampler, SamplerWorkspace } from './sampler.ts';
+import { Request, Scheduler } from './scheduler.ts';
+
+/** `tokens` messages that may be on their way before the loop gathers tokens instead of posting each. */
+const MESSAGES_AHEAD = 4;
+/** A progress message is posted for every so many parts of the whole. */
+const PROGRESS_PARTS = 200;
+
+/** Gives the backend that a plan asks for. */
+export type BackendFor = (plan: Plan) => Promise<Backend>;
+
+/** Prepares the model and serves until it is disposed or breaks. Never rejects: what goes wrong is posted. */
+export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promise<void> {
+  const post = (event: EngineEvent, transfer?: readonly Transferable[]) => port.postMessage(event, transfer);
+  const data = port.data as EngineData;
+  const sources = new PortSources(post);
+  const mail = new Mail(data.flags);
+  port.onMessage((message) => {
+    const received = message as Command | ReadReply;
+    if (received.type === 'read-done') sources.settle(received);
+    else mail.deliver(received);
+  });
+  try {
+    const backend = await backendFor(data.plan);
+    const executable = await backend.prepare({
+      plan: data.plan,
+      spec: data.spec,
+      graph: data.graph,
+      weights: new Map(data.weights.map((weight) => [weight.name, weight])),
+      sources: data.sources.map((source, index) => sources.source(index, source)),
+      onProgress: throttle(post),
+    });
+    post({ type: 'ready', bytes: executable.bytes });
+    await new EngineLoop({ post, mail, data, executable }).run();
+    await executable.dispose();
+    post({ type: 'disposed' });
+  } catch (error) {
+    post({ type: 'broken', error: recordError(error) });
+  }
+}
+
+function throttle(post: (event: EngineEvent) => void): (progress: { readonly bytesDone: number; readonly bytesTotal: number }) => void {
+  let next = 0;
+  return ({ bytesDone, bytesTotal }) => {
+    if (bytesDone < next && bytesDone < bytesTotal) return;
+    next = bytesDone + bytesTotal / PROGRESS_PARTS;
+    post({ type: 'progress', bytesDone, bytesTotal });
+  };
+}
+
+/** Commands as they come, and whether more are on their way. */
+class Mail {
+  readonly #flags: Int32Array | undefined;
+  #commands: Command[] = [];
+  #received = 0;
+  #wake: (() => void) | undefined;
+
+  constructor(flags: SharedArrayBuffer | undefined) {
+    this.#flags = flags && new Int32Array(flags);
+  }
+
+  deliver(command: Command): void {
+    this.#commands.push(command);
+    this.#received++;
+    this.#wake?.();
+  }
+
+  /** Every command there is; waits for one when `idle`, else only for those that were announced. */
+  async take(idle: boolean): Promise<readonly Command[]> {
+    while (idle ? this.#commands.length === 0 : this.#announced()) {
+      await new Promise<void>((resolve) => {
+        this.#wake = resolve;
+      });
+    }
+    // Without shared memory nothing tells of commands: look after every run.
+    if (!idle && this.#flags === undefined) await new Promise((resolve) => setTimeout(resolve, 0));
+    if (this.#commands.length === 0) return [];
+    const commands = this.#commands;
+    this.#commands = [];
+    return commands;
+  }
+
+  /** How many `tokens` messages the main side has dealt with; all of them where that is not known. */
+  get tokensReceived(): number {
+    return this.#flags === undefined ? Infinity : Atomics.load(this.#flags, FLAG_RECEIVED);
+  }
+
+  #announced(): boolean {
+    return this.#flags !== undefined && this.#received < Atomics.load(this.#flags, FLAG_COMMANDS);
+  }
+}
+
+interface LoopOptions {
+  readonly post: (event: EngineEvent, transfer?: readonly Transferable[]) => void;
+  readonly mail: Mail;
+  readonly data: EngineData;
+  readonly executable: Executable;
+}
+
+class EngineLoop {
+  readonly #post: LoopOptions['post'];
+  readonly #mail: Mail;
+  readonly #plan: Plan;
+  readonly #vocabulary: number;
+  readonly #executable: Executable;
+  readonly #scheduler: Scheduler;
+  readonly #pool: PagePool;
+  readonly #timelines = new Map<number, Timeline>();
+  readonly #workspace = new SamplerWorkspace();
+  /** Tokens that are not posted yet. */
+  readonly #outbox = new Map<Request, number[]>();
+  #tokenMessages = 0;
+
+  constructor({ post, mail, data, executable }: LoopOptions) {
+    this.#post = post;
+    this.#mail = mail;
+    this.#plan = data.plan;
+    this.#vocabulary = data.spec.vocabulary;
+    this.#executable = executable;
+    this.#pool = new PagePool(data.plan.cache.pages);
+    this.#scheduler = new Scheduler({
+      executable,
+      context: data.plan.context,
+      promptRows: data.plan.maxRows.prompt,
+      vocabulary: data.spec.vocabulary,
+      now: () => performance.now(),
+      onToken: (request, token) => {
+        const waiting = this.#outbox.get(request);
+        if (waiting === undefined) this.#outbox.set(request, [token]);
+        else waiting.push(token);
+      },
+      onFinish: (request, reason) => this.#end(request, { type: 'finish', request: request.id, reason, ...timing(request), ...outcome(request.timeline) }),
+      onError: (request, error) => this.#end(request, { type: 'failed', request: request.id, error: recordError(error), ...outcome(request.timeline) }),
+    });
+  }
+
+  /** Returns when it is told to dispose. */
+  async run(): Promise<void> {
+    for (;;) {
+      for (const command of await this.#mail.take(!this.#scheduler.busy)) {
+        if (command.type === 'dispose') return;
+        await this.#obey(command);
+      }
+      if (!this.#scheduler.busy) continue;
+      await this.#scheduler.turn();
+      if (this.#tokenMessages - this.#mail.tokensReceived < MESSAGES_AHEAD) this.#postTokens();
+    }
+  }
+
+  async #obey(command: Exclude<Command, { type: 'dispose' }>): Promise<void> {
+    switch (command.type) {
+      case 'generate':
+        this.#generate(command);
+        break;
+      case 'cancel': {
+        const request = this.#scheduler.remove(command.request);
+        if (request === undefined) break;
+        request.timeline.rewind(command.keep);
+        this.#outbox.delete(request);
+        const { id } = request;
+        this.#post({ type: 'finish', request: id, reason: 'cancelled', ...timing(request), ...outcome(request.timeline) });
+        break;
+      }
+      case 'close':
+        this.#timelines.get(command.session)?.rewind(0);
+        this.#timelines.delete(command.session);
+        break;
+      case 'logits':
+        await this.#logits(command.request, command.tokens);
+        break;
+    }
+  }
+
+  #generate({ request: id, session, prompt, keep, sampler: settings, maxTokens, endTokens }: GenerateCommand): void {
+    let timeline = this.#timelines.get(session);
+    if (timeline === undefined) {
+      timeline = new Timeline(this.#pool, this.#plan.context);
+      this.#timelines.set(session, timeline);
+    }
+    timeline.rewind(keep);
+    const sampler = new Sampler(settings, this.#workspace);
+    sampler.observePrompt(prompt);
+    const rows = prompt.subarray(timeline.length);
+    try {
+      this.#scheduler.add(new Request({ id, timeline, prompt: rows, sampler, maxTokens, endTokens: new Set(endTokens) }));
+    } catch (error) {
+      this.#post({ type: 'failed', request: id, error: recordError(error), ...outcome(timeline) });
+    }
+  }
+
+  /** All rows' logits of a prompt by itself; the head runs over few rows at a time, as many as it does for a step. */
+  async #logits(request: number, tokens: Int32Array): Promise<void> {
+    const timeline = new Timeline(this.#pool, this.#plan.context);
+    const rowsAtOnce = Math.min(MAX_STEP_ROWS, this.#plan.maxRows.prompt);
+    try {
+      const logits = new Float32Array(tokens.length * this.#vocabulary);
+      timeline.reserve(tokens.length);
+      for (let first = 0; first < tokens.length; first += rowsAtOnce) {
+        const rows = Math.min(rowsAtOnce, tokens.length - first);
+        const counting = Int32Array.from({ length: rows }, (_, row) => row);
+        const part = await this.#executable.run({
+          mode: 'prompt',
+          tokens: tokens.subarray(first, first + rows),
+          positions: counting.map((row) => first + row),
+          sequences: new Int32Array(rows),
+          pageTables: [timeline.pageTable],
+          wanted: counting,
+        });
+        logits.set(part.subarray(0, rows * this.#vocabulary), first * this.#vocabulary);
+        timeline.advance(rows, 'prompt');
+      }
+      this.#post({ type: 'logits', request, logits }, [logits.buffer]);
+    } catch (error) {
+      this.#post({ type: 'failed', request, error: recordError(error), length: 0, promptRows: 0 });
+    } finally {
+      timeline.rewind(0);
+    }
+  }
+
+  #end(request: Request, event: EngineEvent): void {
+    if (this.#outbox.has(request)) this.#postTokens();
+    this.#post(event);
+  }
+
+  #postTokens(): void {
+    if (this.#outbox.size === 0) return;
+    const batches = Array.from(this.#outbox, ([request, tokens]) => ({ request: request.id, tokens, ...timing(request) }));
+    this.#outbox.clear();
+    this.#tokenMessages++;
+    this.#post({ type: 'tokens', batches });
+  }
+}
+
+function timing(request: Request): Timing {
+  const { startedAt, firstTokenAt, lastTokenAt } = request;
+  return { prefillMs: Math.max(0, firstTokenAt - startedAt), decodeMs: lastTokenAt - firstTokenAt };
+}
+
+function outcome({ length, promptRows }: Timeline): Outcome {
+  return { length, promptRows };
+}

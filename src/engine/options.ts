@@ -1,0 +1,134 @@
+/** What `load` and `generate` take, checked, and how sampling is decided: the caller's word, else the file's, else ours. */
+
+import { UsageError } from '../errors.ts';
+import {
+  abortSignal, type Check, callback, checkOptions, finite, flag, numberFrom, oneOf, plainObject, positive, show, texts, wholeFrom,
+} from './check.ts';
+import { randomSeed } from './random.ts';
+import type { SamplerSettings } from './sampler.ts';
+import type { GenerateOptions, LoadOptions, Prompt, SamplingOptions } from './types.ts';
+
+/** Longest stop string in UTF-16 units, and most of them: every character is matched against each. */
+const MAX_STOP_LENGTH = 4096;
+const MAX_STOPS = 256;
+
+const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
+  device: oneOf('cpu', 'reference'),
+  threads: wholeFrom(1, 1024),
+  context: wholeFrom(1),
+  batch: wholeFrom(1),
+  cache: oneOf('f32', 'f16'),
+  arenaBytes: wholeFrom(1),
+  ignoreKeys: texts,
+  memoryBytes: wholeFrom(0),
+  onProgress: callback,
+  signal: abortSignal,
+};
+
+const generateChecks: Readonly<Record<keyof GenerateOptions, Check>> = {
+  temperature: numberFrom(0),
+  topK: wholeFrom(0),
+  topP: numberFrom(0, 1),
+  minP: numberFrom(0, 1),
+  repeatPenalty: positive,
+  presencePenalty: finite,
+  frequencyPenalty: finite,
+  penaltyWindow: wholeFrom(-1),
+  logitBias: plainObject,
+  seed: wholeFrom(0),
+  maxTokens: wholeFrom(0),
+  stop: stopStrings,
+  ignoreEos: flag,
+  reuse: oneOf('all', 'prompt'),
+  signal: abortSignal,
+  chatTemplateKwargs: plainObject,
+};
+
+/** @throws UsageError `usage` */
+export function checkLoadOptions(options: LoadOptions): void {
+  checkOptions(options, loadChecks, 'load');
+}
+
+/** @throws UsageError `usage` */
+export function checkGenerateOptions(options: GenerateOptions): void {
+  checkOptions(options, generateChecks, 'generate');
+}
+
+function stopStrings(value: unknown): string | undefined {
+  const right =
+    Array.isArray(value) &&
+    value.length <= MAX_STOPS &&
+    value.every((stop) => typeof stop === 'string' && stop.length > 0 && stop.length <= MAX_STOP_LENGTH && stop.isWellFormed());
+  return right ? undefined : `an array of at most ${MAX_STOPS} texts of 1 to ${MAX_STOP_LENGTH} characters`;
+}
+
+/**
+ * @param file what the model's file asks for
+ * @throws UsageError `usage` for a logit bias that names no token
+ */
+export function samplerSettings(
+  options: SamplingOptions, { file, vocabulary, context }: { readonly file: SamplingOptions; readonly vocabulary: number; readonly context: number },
+): SamplerSettings {
+  const window = options.penaltyWindow ?? file.penaltyWindow ?? 64;
+  return {
+    temperature: options.temperature ?? file.temperature ?? 0.8,
+    topK: options.topK ?? file.topK ?? 40,
+    topP: options.topP ?? file.topP ?? 0.95,
+    minP: options.minP ?? file.minP ?? 0.05,
+    repeatPenalty: options.repeatPenalty ?? file.repeatPenalty ?? 1,
+    presencePenalty: options.presencePenalty ?? 0,
+    frequencyPenalty: options.frequencyPenalty ?? 0,
+    // What lies further back than the context cannot be seen, and the window is allocated.
+    penaltyWindow: window === -1 ? context : Math.min(window, context),
+    logitBias: biases(options.logitBias ?? {}, vocabulary),
+    seed: options.seed ?? randomSeed(),
+  };
+}
+
+function biases(bias: Readonly<Record<number, number>>, vocabulary: number): (readonly [number, number])[] {
+  return Object.entries(bias).map(([key, value]) => {
+    const id = Number(key);
+    if (!/^\d+$/.test(key) || id >= vocabulary) {
+      throw new UsageError(`logitBias: found token ${show(key)}, expected a token's id, 0 to ${vocabulary - 1}`, { data: { option: 'logitBias' } });
+    }
+    if (typeof value !== 'number' || !(value < Infinity)) {
+      throw new UsageError(`logitBias: found ${show(value)} for token ${id}, expected a number, or -Infinity to ban it`, { data: { option: 'logitBias' } });
+    }
+    return [id, value] as const;
+  });
+}
+
+/**
+ * That a prompt is messages, text or token ids.
+ * @throws UsageError `usage`
+ */
+export function checkPrompt(prompt: Prompt, vocabulary: number): void {
+  if (Array.isArray(prompt)) {
+    if (prompt.length === 0) throw new UsageError('the prompt is empty: give at least one message');
+    prompt.forEach((message: unknown, index) => checkMessage(message, index));
+  } else if (typeof prompt === 'object' && prompt !== null && 'tokens' in prompt) {
+    checkTokens(prompt.tokens, vocabulary);
+  } else if (typeof prompt !== 'object' || prompt === null || !('text' in prompt) || typeof prompt.text !== 'string') {
+    throw new UsageError(`the prompt: found ${show(prompt)}, expected messages, { text } or { tokens }`);
+  }
+}
+
+function checkMessage(message: unknown, index: number): void {
+  const { role, content } = (typeof message === 'object' && message !== null ? message : {}) as { role?: unknown; content?: unknown };
+  if (typeof role === 'string' && typeof content === 'string') return;
+  throw new UsageError(
+    `message ${index} of the prompt: found role ${show(role)} and content ${show(content)}, expected two texts, as { role: 'user', content: 'Hello' }`,
+  );
+}
+
+/** @throws UsageError `usage` for no tokens, and for an id outside the vocabulary */
+export function checkTokens(tokens: ArrayLike<number>, vocabulary: number): void {
+  if (!Array.isArray(tokens) && !ArrayBuffer.isView(tokens)) throw new UsageError(`tokens: found ${show(tokens)}, expected an array of token ids`);
+  if (tokens.length === 0) throw new UsageError('the prompt is empty: give at least one token');
+  for (let index = 0; index < tokens.length; index++) {
+    const id = tokens[index];
+    if (!Number.isInteger(id) || id! < 0 || id! >= vocabulary) {
+      throw new UsageError(`token ${index} of the prompt: found ${show(id)}, expected an id from 0 to ${vocabulary - 1}`);
+    }
+  }
+}

@@ -1,0 +1,102 @@
+/**
+ * Every message between the main side and the engine's worker. Commands to the worker are announced in shared memory, so
+ * that the loop knows of them without going back to its event loop.
+ */
+
+import type { ErrorRecord } from '../errors.ts';
+import type { Graph } from '../model/graph.ts';
+import type { ModelSpec } from '../model/spec.ts';
+import type { Weight } from '../model/weights.ts';
+import type { Plan } from '../plan/plan.ts';
+import type { SamplerSettings } from './sampler.ts';
+import type { FinishReason } from './types.ts';
+
+/** What the worker is started with. */
+export interface EngineData {
+  readonly plan: Plan;
+  readonly spec: ModelSpec;
+  readonly graph: Graph;
+  readonly weights: readonly Weight[];
+  readonly sources: readonly { readonly name: string; readonly size: number }[];
+  /** Int32 [{@link FLAGS}]; absent where the runtime has no shared memory. */
+  readonly flags?: SharedArrayBuffer;
+}
+
+/** How many commands the main side has posted. */
+export const FLAG_COMMANDS = 0;
+/** How many `tokens` messages the main side has dealt with. */
+export const FLAG_RECEIVED = 1;
+export const FLAGS = 2;
+
+export interface GenerateCommand {
+  readonly type: 'generate';
+  readonly request: number;
+  readonly session: number;
+  /** The whole prompt. */
+  readonly prompt: Int32Array;
+  /** Rows of the session's timeline that stay, a prefix of the prompt; the rest is forgotten. */
+  readonly keep: number;
+  readonly sampler: SamplerSettings;
+  readonly maxTokens: number;
+  readonly endTokens: readonly number[];
+}
+
+/** Main side → worker, announced. */
+export type Command =
+  | GenerateCommand
+  /** Ends a request; of its session's timeline at most `keep` rows stay. Answered with `finish` if it was in work. */
+  | { readonly type: 'cancel'; readonly request: number; readonly keep: number }
+  | { readonly type: 'close'; readonly session: number }
+  | { readonly type: 'logits'; readonly request: number; readonly tokens: Int32Array }
+  | { readonly type: 'dispose' };
+
+/** Main side → worker, not announced: the answer to a `read`. `bytes` where the target was not shared. */
+export interface ReadReply {
+  readonly type: 'read-done';
+  readonly read: number;
+  readonly bytes?: Uint8Array;
+  readonly error?: ErrorRecord;
+}
+
+export interface ReadRequest {
+  readonly type: 'read';
+  readonly read: number;
+  readonly source: number;
+  readonly offset: number;
+  readonly length: number;
+  /** Shared memory to read straight into. */
+  readonly target?: { readonly buffer: SharedArrayBuffer; readonly byteOffset: number };
+}
+
+/** What became of a session's timeline, and how long it took. */
+export interface Outcome {
+  /** Rows in the timeline. */
+  readonly length: number;
+  /** Of these, the leading ones that were computed as rows of a prompt. */
+  readonly promptRows: number;
+}
+
+export interface Timing {
+  /** From the first prompt chunk's start to the first token. */
+  readonly prefillMs: number;
+  /** From the first token to the last one. */
+  readonly decodeMs: number;
+}
+
+export interface TokenBatch extends Timing {
+  readonly request: number;
+  readonly tokens: readonly number[];
+}
+
+/** Worker → main side. */
+export type EngineEvent =
+  | { readonly type: 'progress'; readonly bytesDone: number; readonly bytesTotal: number }
+  | { readonly type: 'ready'; readonly bytes: number }
+  /** The model could not be prepared, or the loop itself broke: nothing more comes. */
+  | { readonly type: 'broken'; readonly error: ErrorRecord }
+  | ReadRequest
+  | { readonly type: 'tokens'; readonly batches: readonly TokenBatch[] }
+  | ({ readonly type: 'finish'; readonly request: number; readonly reason: FinishReason | 'cancelled' } & Outcome & Timing)
+  | ({ readonly type: 'failed'; readonly request: number; readonly error: ErrorRecord } & Outcome)
+  | { readonly type: 'logits'; readonly request: number; readonly logits: Float32Array }
+  | { readonly type: 'disposed' };
