@@ -115,6 +115,46 @@ describe('metadata', () => {
   });
 });
 
+describe('counts in a file that is large enough to hold them', () => {
+  /** `bytes`, then zeros up to 20 GB; writes down how far it was read. */
+  function large(bytes: Uint8Array) {
+    const source = {
+      name: 'large.gguf',
+      size: 20e9,
+      readTo: 0,
+      async readInto(offset: number, target: Uint8Array) {
+        source.readTo = Math.max(source.readTo, offset + target.byteLength);
+        target.fill(0);
+        target.set(bytes.subarray(offset, offset + target.byteLength));
+      },
+      async close() {},
+    };
+    return source;
+  }
+
+  test('are held against what a head may have, before anything is read for them', async () => {
+    const text = file({ name: meta.string('x') });
+    const list = file({ tokens: meta.array('string', []) });
+    const numbers = file({ scores: meta.array('f32', []) });
+    const patches: readonly (readonly [Uint8Array<ArrayBuffer>, number, bigint, RegExp])[] = [
+      [text, find(text, 'name') + 4 + 4, 10n ** 9n, /key name.*a string of 1000000000 bytes/],
+      [list, find(list, 'tokens') + 6 + 8, 2n * 10n ** 9n, /key tokens.*2000000000 values of type string/],
+      [numbers, find(numbers, 'scores') + 6 + 8, 10n ** 9n, /key scores.*1000000000 values of type f32/],
+      [text, 8, 10n ** 8n, /100000000 tensors/],
+      [text, 16, 10n ** 8n, /100000000 keys/],
+    ];
+    for (const [bytes, at, value, message] of patches) {
+      const patched = bytes.slice();
+      new DataView(patched.buffer).setBigUint64(at, value, true);
+      const source = large(patched);
+      const found = await code(openGguf({ file: source, fileName: 'large.gguf' }));
+      assert.match(found, message);
+      assert.match(found, /^corrupt_file: .*134217728/);
+      assert.ok(source.readTo <= 2 ** 20, `${source.readTo} bytes were read`);
+    }
+  });
+});
+
 describe('tensors', () => {
   test('every weight format: row-major shape, place and size', async () => {
     const numbered = formats.filter((format) => format.ggufType !== undefined);
