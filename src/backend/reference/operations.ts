@@ -171,7 +171,7 @@ export function attention(
 /** In place: e^(x − max) over its sum. A NaN stays one. */
 export function softmax(scores: Float64Array): void {
   let max = -Infinity;
-  for (const score of scores) max = score > max ? score : max;
+  for (const score of scores) max = Math.max(max, score);
   let sum = 0;
   for (let i = 0; i < scores.length; i++) {
     scores[i] = Math.exp(scores[i] - max);

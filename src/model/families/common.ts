@@ -51,7 +51,7 @@ export function readBlockCount(reader: FamilyReader, mayLack = 0): number {
     const layer = /^blk\.(\d+)\./.exec(name)?.[1];
     if (layer !== undefined) held.add(layer);
   }
-  const layers = reader.count('block_count', { min: 1, max: 2 ** 31 - 1 });
+  const layers = reader.count('block_count', { min: 1, max: Number.MAX_SAFE_INTEGER });
   if (layers < held.size || layers - mayLack > held.size) {
     throw reader.corruptKey(
       'block_count',
