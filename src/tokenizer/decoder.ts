@@ -30,7 +30,11 @@ export class TokenBytes {
     if (!(Number.isInteger(id) && id >= 0 && id < texts.length)) {
       throw new UsageError(`${where}: there is no token ${id}; ids go from 0 to ${texts.length - 1}`, { data: { id } });
     }
-    return (this.#bytes[id] ??= this.#make(id));
+    const known = this.#bytes[id];
+    if (known !== undefined) return known;
+    const made = this.#make(id);
+    this.#bytes[id] = made;
+    return made;
   }
 
   #make(id: number): Uint8Array {
