@@ -46,7 +46,7 @@ export async function load(source: SourceInput, options: LoadOptions = {}): Prom
     const engine = await EngineClient.start({
       platform: place, plan, spec: model.spec, graph, weights: model.weights, sources: file.sources, onProgress, signal,
     });
-    const templates = chatTemplates(place, tokenizer);
+    const templates = chatTemplates(place, tokenizer, file.name);
     return new LoadedModel({ file, engine, tokenizer, templates, sampling: sampling.defaults, info, plan: printable(plan) });
   } catch (error) {
     await file.close();

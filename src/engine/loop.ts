@@ -4,7 +4,6 @@
  */
 
 import type { Backend, Executable } from '../backend/backend.ts';
-import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import { recordError } from '../errors.ts';
 import type { WorkerPort } from '../platform/platform.ts';
 import type { Plan } from '../plan/plan.ts';
@@ -138,6 +137,7 @@ class EngineLoop {
       executable,
       context: data.plan.context,
       promptRows: data.plan.maxRows.prompt,
+      stepRows: Math.min(data.plan.maxRows.step, data.plan.maxRows.wanted),
       vocabulary: data.spec.vocabulary,
       now: () => performance.now(),
       onToken: (request, token) => {
@@ -204,10 +204,10 @@ class EngineLoop {
     }
   }
 
-  /** All rows' logits of a prompt by itself; the head runs over few rows at a time, as many as it does for a step. */
+  /** All rows' logits of a prompt by itself, in runs of as many rows as the plan gives logits for at once. */
   async #logits(request: number, tokens: Int32Array): Promise<void> {
     const timeline = new Timeline(this.#pool, this.#plan.context);
-    const rowsAtOnce = Math.min(MAX_STEP_ROWS, this.#plan.maxRows.prompt);
+    const rowsAtOnce = Math.min(this.#plan.maxRows.wanted, this.#plan.maxRows.prompt);
     try {
       const logits = new Float32Array(tokens.length * this.#vocabulary);
       timeline.reserve(tokens.length);

@@ -4,7 +4,7 @@ import { DisposedError, UsageError } from '../errors.ts';
 import type { ModelFile } from '../format/model-file.ts';
 import type { Tokenizer } from '../tokenizer/index.ts';
 import type { EngineClient } from './engine-client.ts';
-import { checkTokens } from './options.ts';
+import { checkMessages, checkTokens } from './options.ts';
 import { ModelSession } from './session.ts';
 import type { ChatTemplates } from './templates.ts';
 import type { ChatMessage, Model, ModelInfo, PrintablePlan, Prompt, SamplingOptions, Session } from './types.ts';
@@ -51,6 +51,7 @@ export class LoadedModel implements Model {
     options: { readonly kwargs?: Readonly<Record<string, unknown>>; readonly addGenerationPrompt?: boolean } = {},
   ): Promise<string> {
     this.#check();
+    checkMessages(messages);
     return (await this.#parts.templates.render(messages, options)).text;
   }
 

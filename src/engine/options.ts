@@ -21,6 +21,7 @@ const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
   arenaBytes: wholeFrom(1),
   ignoreKeys: texts,
   memoryBytes: wholeFrom(0),
+  sessions: wholeFrom(1, 1024),
   onProgress: callback,
   signal: abortSignal,
 };
@@ -104,13 +105,19 @@ function biases(bias: Readonly<Record<number, number>>, vocabulary: number): (re
  */
 export function checkPrompt(prompt: Prompt, vocabulary: number): void {
   if (Array.isArray(prompt)) {
-    if (prompt.length === 0) throw new UsageError('the prompt is empty: give at least one message');
-    prompt.forEach((message: unknown, index) => checkMessage(message, index));
+    checkMessages(prompt);
   } else if (typeof prompt === 'object' && prompt !== null && 'tokens' in prompt) {
     checkTokens(prompt.tokens, vocabulary);
   } else if (typeof prompt !== 'object' || prompt === null || !('text' in prompt) || typeof prompt.text !== 'string') {
     throw new UsageError(`the prompt: found ${show(prompt)}, expected messages, { text } or { tokens }`);
   }
+}
+
+/** @throws UsageError `usage` */
+export function checkMessages(messages: readonly unknown[]): void {
+  if (!Array.isArray(messages)) throw new UsageError(`the messages: found ${show(messages)}, expected an array`);
+  if (messages.length === 0) throw new UsageError('the prompt is empty: give at least one message');
+  messages.forEach(checkMessage);
 }
 
 function checkMessage(message: unknown, index: number): void {

@@ -4,7 +4,6 @@
  */
 
 import type { Executable } from '../backend/backend.ts';
-import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import { InternalError, NonFiniteError } from '../errors.ts';
 import type { Timeline } from './kv-cache.ts';
 import type { Sampler } from './sampler.ts';
@@ -16,6 +15,8 @@ export interface SchedulerOptions {
   readonly context: number;
   /** Most rows of a run that reads a prompt. */
   readonly promptRows: number;
+  /** Most rows of a step run, each with its logits. */
+  readonly stepRows: number;
   readonly vocabulary: number;
   /** In milliseconds. */
   now(): number;
@@ -75,13 +76,16 @@ export class Scheduler {
   #running: Request[] = [];
   #lastWasPrompt = false;
 
-  readonly #tokens = new Int32Array(MAX_STEP_ROWS);
-  readonly #positions = new Int32Array(MAX_STEP_ROWS);
+  readonly #tokens: Int32Array;
+  readonly #positions: Int32Array;
   /** 0, 1, 2 …: each row of a step has a sequence of its own, and all are wanted. */
-  readonly #counting = Int32Array.from({ length: MAX_STEP_ROWS }, (_, i) => i);
+  readonly #counting: Int32Array;
 
   constructor(options: SchedulerOptions) {
     this.#options = options;
+    this.#tokens = new Int32Array(options.stepRows);
+    this.#positions = new Int32Array(options.stepRows);
+    this.#counting = Int32Array.from({ length: options.stepRows }, (_, i) => i);
   }
 
   get busy(): boolean {
@@ -114,8 +118,8 @@ export class Scheduler {
       await this.#readPrompt(prompt);
     } else if (this.#running.length > 0) {
       this.#lastWasPrompt = false;
-      const rows = this.#running.slice(0, MAX_STEP_ROWS);
-      // Those who had their turn go to the back; with 64 or fewer that changes nothing.
+      const rows = this.#running.slice(0, this.#options.stepRows);
+      // Those who had their turn go to the back.
       if (this.#running.length > rows.length) this.#running = [...this.#running.slice(rows.length), ...rows];
       await this.#step(rows);
     }
@@ -157,7 +161,7 @@ export class Scheduler {
     this.#draw(request, logits);
   }
 
-  /** Runs one row of each request, at most 64, and draws a token of each. */
+  /** Runs one row of each request and draws a token of each. */
   async #step(candidates: readonly Request[]): Promise<void> {
     const requests = candidates.filter((request) => this.#reserveRow(request));
     const count = requests.length;

@@ -25,13 +25,16 @@ const entries: Readonly<Record<WorkerEntry, string>> = {
   'template-worker': '../tokenizer/template-worker',
 };
 
+/** Workers take over Node's flags, but `--input-type`, which a program given by `-e` needs, no file can start with. */
+const inherited = process.execArgv.some((flag) => flag.startsWith('--input-type')) ? { execArgv: [] } : {};
+
 /** The built files: `build/` of the checkout, `dist/build/` of the package. */
 const assets = new URL(ending === '.ts' ? '../../build/' : '../build/', import.meta.url);
 
 export const nodePlatform: Platform = {
   name: 'node',
   openSource,
-  spawnWorker: (entry, data) => spawn(new URL(entries[entry] + ending, import.meta.url), entry, data),
+  spawnWorker: (entry, data) => spawnNodeWorker(new URL(entries[entry] + ending, import.meta.url), entry, data),
   features: detectFeatures,
   threads: () => availableParallelism(),
   freeMemoryBytes,
@@ -118,8 +121,9 @@ function openFault(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
 
-function spawn(url: URL, entry: WorkerEntry, data: unknown): PlatformWorker {
-  const worker = new Worker(url, { workerData: data, name: `conclave-${entry}` });
+/** A worker thread that runs the file at `url`; `entry` is how errors call it. */
+export function spawnNodeWorker(url: URL, entry: string, data: unknown): PlatformWorker {
+  const worker = new Worker(url, { workerData: data, name: `conclave-${entry}`, ...inherited });
   const mailbox = makeMailbox();
   const faults = makeMailbox();
   let ended = false;
