@@ -3,7 +3,7 @@
  * nothing when the outputs are newer than every source.
  */
 
-import { mkdirSync, readdirSync, statSync } from 'node:fs';
+import { mkdirSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { execFileSync } from 'node:child_process';
@@ -17,6 +17,7 @@ const variants = [
   { file: 'conclave-simd.wasm', features: ['simd', 'threads'] },
 ];
 
+const DATA_SECTION = 11;
 const newest = Math.max(
   statSync(fileURLToPath(import.meta.url)).mtimeMs,
   ...readdirSync(sources, { recursive: true, withFileTypes: true })
@@ -38,4 +39,27 @@ for (const { file, features } of variants) {
     ],
     { cwd: root, stdio: ['ignore', 'ignore', 'inherit'] },
   );
+  // An instance writes its static data into the arena it is given, over what lies there.
+  if (sectionsOf(readFileSync(target)).includes(DATA_SECTION)) {
+    rmSync(target);
+    console.error(`${file} has static data; kernels must do without (tables, strings, Math.exp and its like)`);
+    process.exit(1);
+  }
+}
+
+/** Ids of a module's sections (WebAssembly core specification, 5.5). */
+function sectionsOf(bytes: Uint8Array): number[] {
+  const ids: number[] = [];
+  let at = 8;
+  while (at < bytes.length) {
+    ids.push(bytes[at++] as number);
+    let length = 0;
+    for (let shift = 0; ; shift += 7) {
+      const byte = bytes[at++] as number;
+      length |= (byte & 127) << shift;
+      if (byte < 128) break;
+    }
+    at += length;
+  }
+  return ids;
 }

@@ -13,7 +13,7 @@ import { DEFAULT_QUESTION } from './run.ts';
 
 const plan: Plan = {
   architecture: 'fake', device: 'reference', threads: 1, features: [], context: 64, contextReason: 'asked for',
-  maxRows: { prompt: 8, step: 64 }, cache: { type: 'f32', pages: 1, pageRows: 64, bytes: 1 }, arenas: [], operations: [],
+  maxRows: { prompt: 8, step: 64, wanted: 64 }, cache: { type: 'f32', pages: 1, pageRows: 64, bytes: 1 }, arenas: [], arenaBytes: 0, operations: [],
   weights: [], buffers: [], ignored: [], bytes: { weights: 1, cache: 1, buffers: 1, total: 3 }, bytesPerToken: 1000,
   reproducible: true,
 };

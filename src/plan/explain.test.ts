@@ -50,9 +50,10 @@ function samplePlan(valueFormats: readonly string[], changes: Partial<Plan> = {}
   const formatOf = new Map(weights.map(({ name, format }) => [name, format.toLowerCase()]));
   return {
     architecture: 'glm4moe', device: 'cpu', threads: 2, features: ['simd', 'relaxed-simd'],
-    context: 4096, contextReason: 'the trained length', maxRows: { prompt: 512, step: 64 },
+    context: 4096, contextReason: 'the trained length', maxRows: { prompt: 512, step: 64, wanted: 64 },
     cache: { type: 'f16', pages: 64, pageRows: 64, bytes: 5_242_880 },
     arenas: [8_388_608, 8_388_608, 2_000_000],
+    arenaBytes: 8_388_608,
     operations: operations.map(({ kind, layer: at, output }) => {
       const format = formatOf.get(output);
       const rows = format === undefined

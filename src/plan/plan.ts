@@ -17,6 +17,8 @@ export interface PlanOptions {
   readonly batch?: number;
   /** KV cache element type; default f16 on the CPU, f32 on the reference. */
   readonly cache?: CacheType;
+  /** Sessions whose full contexts the cache holds at once; default 1. Shorter ones share it. */
+  readonly sessions?: number;
   /** Upper bound of one arena, in bytes; default 4 GiB − 64 KiB. */
   readonly arenaBytes?: number;
   /** Metadata keys (or tensors) under the architecture prefix to ignore although nobody knows them. */
@@ -62,11 +64,13 @@ export interface Plan {
   /** Tokens. */
   readonly context: number;
   readonly contextReason: string;
-  /** Most rows one run takes, by mode. */
-  readonly maxRows: Readonly<Record<Mode, number>>;
+  /** Most rows one run takes, by mode, and most rows whose logits one run gives. */
+  readonly maxRows: Readonly<Record<Mode | 'wanted', number>>;
   readonly cache: { readonly type: CacheType; readonly pages: number; readonly pageRows: number; readonly bytes: number };
   /** Bytes of each arena; empty for devices without arenas. */
   readonly arenas: readonly number[];
+  /** Upper bound that was set for one arena, in bytes. */
+  readonly arenaBytes: number;
   readonly operations: readonly PlannedOperation[];
   readonly weights: readonly PlannedWeight[];
   readonly buffers: readonly PlannedBuffer[];

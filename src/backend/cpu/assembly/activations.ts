@@ -1,6 +1,6 @@
 // Rows of f32 activations and what is done to each by itself: int8 quantisation, norms, rotation, gating, sums.
 
-import { ACTIVATION_BLOCK, silu4, sumLanes } from './lanes';
+import { ACTIVATION_BLOCK, exp1, silu4, sumLanes } from './lanes';
 
 /**
  * Quantises `blocks` blocks of 32 f32 to int8 with one scale each. A block takes 48 bytes: 32 values, the scale d, d·Σq, and
@@ -135,7 +135,7 @@ export function siluMul(gate: usize, up: usize, output: usize, count: i32): void
 
 /** σ(x). */
 export function sigmoid(x: f32): f32 {
-  return <f32>(1.0 / (1.0 + Math.exp(-(<f64>x))));
+  return 1 / (1 + exp1(-x));
 }
 
 /**

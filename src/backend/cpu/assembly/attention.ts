@@ -33,13 +33,13 @@ function maxLanes(value: v128): f32 {
 }
 
 /**
- * `queries` vectors of `headDim` f32 (already scaled) against one key/value head. `limits[i]` positions are visible to query
+ * `queries` vectors of `headDim` f32 against one key/value head; scores are multiplied with `scale`. `limits[i]` positions are visible to query
  * i. `table[p]` is the number of page p; a page takes `pageBytes` from `keys` and from `values` on, where each base already
  * points at the head's own part: PAGE × headDim keys, PAGE × valueDim values. `headDim` and `valueDim` are multiples of 4.
  * out: `queries` vectors of `valueDim`. `scratch`: a page of keys and values as f32, PAGE scores, 2 numbers a query.
  */
 export function attend(
-  query: usize, queries: i32, limits: usize, table: usize, keys: usize, keyPageBytes: usize, values: usize,
+  query: usize, queries: i32, scale: f32, limits: usize, table: usize, keys: usize, keyPageBytes: usize, values: usize,
   valuePageBytes: usize, headDim: i32, valueDim: i32, half: i32, out: usize, scratch: usize,
 ): void {
   const keyPage = scratch;
@@ -70,7 +70,7 @@ export function attend(
       const q = query + (<usize>(i * headDim) << 2);
       const to = out + (<usize>(i * valueDim) << 2);
       const own = state + (<usize>i << 3);
-      score(q, key, scores, visible, headDim);
+      score(q, key, scores, visible, headDim, scale);
       accumulatePage(scores, visible, value, valueDim, to, own);
     }
   }
@@ -83,10 +83,10 @@ export function attend(
   }
 }
 
-/** q·k of `visible` keys, rounded up to four; what lies beyond is -∞. */
+/** scale · q·k of `visible` keys, rounded up to four; what lies beyond is -∞. */
 // @ts-ignore: decorator
 @inline
-function score(q: usize, key: usize, scores: usize, visible: i32, headDim: i32): void {
+function score(q: usize, key: usize, scores: usize, visible: i32, headDim: i32, scale: f32): void {
   const stride = <usize>headDim << 2;
   for (let j = 0; j < visible; j += 4) {
     const k0 = key + <usize>j * stride;
@@ -108,7 +108,7 @@ function score(q: usize, key: usize, scores: usize, visible: i32, headDim: i32):
     const cd = f32x4.add(i32x4.shuffle(c, d, 0, 1, 4, 5), i32x4.shuffle(c, d, 2, 3, 6, 7));
     let sums = f32x4.add(i32x4.shuffle(ab, cd, 0, 2, 4, 6), i32x4.shuffle(ab, cd, 1, 3, 5, 7));
     const beyond = i32x4.ge_s(i32x4.add(i32x4.splat(j), i32x4(0, 1, 2, 3)), i32x4.splat(visible));
-    sums = v128.bitselect(f32x4.splat(-Infinity), sums, beyond);
+    sums = v128.bitselect(f32x4.splat(-Infinity), f32x4.mul(sums, f32x4.splat(scale)), beyond);
     v128.store(scores + (<usize>j << 2), sums);
   }
 }

@@ -90,6 +90,13 @@ export function exp4(x: v128): v128 {
   return v128.andnot(f32x4.mul(p, power), low);
 }
 
+/** eˣ of one number. The standard library's keeps a table in memory, which an arena has no place for. */
+// @ts-ignore: decorator
+@inline
+export function exp1(x: f32): f32 {
+  return f32x4.extract_lane(exp4(f32x4.splat(x)), 0);
+}
+
 /** x·σ(x). */
 // @ts-ignore: decorator
 @inline

@@ -1,6 +1,7 @@
 // Which experts a row takes, with which weights; and the rows of each expert.
 
 import { sigmoid } from './activations';
+import { exp1 } from './lanes';
 
 /**
  * One row: `logits` of `experts` f32 become `used` ids (i32) and weights (f32) in rank order; ties go to the lower index.
@@ -26,16 +27,18 @@ export function route(
   } else {
     let sum: f64 = 0;
     for (let e: usize = 0; e < <usize>experts; e++) {
-      const p = Math.exp(<f64>f32.load(logits + (e << 2)) - <f64>top);
-      sum += p;
-      f32.store(scores + (e << 2), <f32>p);
+      const p = exp1(f32.load(logits + (e << 2)) - top);
+      sum += <f64>p;
+      f32.store(scores + (e << 2), p);
     }
     const inverse = <f32>(1 / sum);
     for (let e: usize = 0; e < <usize>experts; e++) f32.store(scores + (e << 2), f32.load(scores + (e << 2)) * inverse);
   }
   for (let e: usize = 0; e < <usize>experts; e++) {
+    // A softmax router without a bias ranks by the logits: distinct logits may round to one probability.
+    const from = bias || sigmoidGate ? scores : logits;
     const added: f32 = bias ? f32.load(bias + (e << 2)) : 0;
-    f32.store(choice + (e << 2), f32.load(scores + (e << 2)) + added);
+    f32.store(choice + (e << 2), f32.load(from + (e << 2)) + added);
   }
   if (groups > 1) keepGroups(choice, experts, groups, groupsUsed, twoBest, groupScores);
   let sum: f32 = 0;

@@ -1,0 +1,201 @@
+/** The CPU as a device: WebAssembly kernels on a pool of workers over shared memories. */
+
+import { DisposedError, InternalError, NonFiniteError, OutOfMemoryError, Refusal } from '../../errors.ts';
+import { type RopeTable, ropeAngles, ropeTable } from '../../model/rope.ts';
+import type { ModelSpec } from '../../model/spec.ts';
+import { type Platform, platform } from '../../platform/index.ts';
+import type { Plan } from '../../plan/plan.ts';
+import { type Backend, type Executable, PAGE_ROWS, type PrepareRequest, type Step } from '../backend.ts';
+import { Fault } from './control.ts';
+import { layOut } from './layout.ts';
+import { Pool } from './pool.ts';
+import type { CpuProgram } from './program.ts';
+import type { CpuRow } from './row.ts';
+import { cpuRows } from './rows.ts';
+import { storePieces, storeWeights } from './store.ts';
+
+export function cpuBackend(): Backend {
+  return { device: 'cpu', rows: cpuRows, prepare };
+}
+
+async function prepare(request: PrepareRequest): Promise<Executable> {
+  const place = await platform();
+  const program = programFor(request);
+  const module = await kernelModule(place, request.plan);
+  const memories = program.arenas.map((bytes) => {
+    try {
+      return new WebAssembly.Memory({ initial: bytes / 65536, maximum: bytes / 65536, shared: true });
+    } catch (cause) {
+      throw new OutOfMemoryError(`an arena of ${bytes} bytes cannot be had; ask for a shorter context (-c)`, { cause });
+    }
+  });
+  const pool = await Pool.start(place, { program, pieces: storePieces(request.weights, program), memories, module });
+  try {
+    await storeWeights(request, program, pool.arenas, (piece) => pool.store(piece));
+    return new CpuExecutable(request, program, pool);
+  } catch (error) {
+    await pool.dispose();
+    throw error;
+  }
+}
+
+/** The program that the plan was made from: the same rows, the same places. */
+function programFor({ plan, spec, graph, weights }: PrepareRequest): CpuProgram {
+  const byName = new Map(cpuRows.map((row) => [row.name, row]));
+  const rows = plan.operations.map(({ rows: { step } }) => byName.get(step) as CpuRow);
+  return layOut({
+    spec, graph, rows, weights, threads: plan.threads, context: plan.context, pages: plan.cache.pages,
+    promptRows: plan.maxRows.prompt, wantedRows: plan.maxRows.wanted, cacheType: plan.cache.type, arenaBytes: plan.arenaBytes,
+  });
+}
+
+async function kernelModule(place: Platform, plan: Plan): Promise<WebAssembly.Module> {
+  for (const feature of ['simd', 'threads']) {
+    if (!plan.features.includes(feature)) {
+      throw new Refusal(`the CPU kernels need WebAssembly ${feature}, which this runtime lacks; use a current one`);
+    }
+  }
+  const name = plan.features.includes('relaxed-simd') ? 'conclave-relaxed.wasm' : 'conclave-simd.wasm';
+  return WebAssembly.compile(await place.readAsset(name));
+}
+
+interface RopeState {
+  readonly table: RopeTable;
+  readonly offset: number;
+  readonly pairs: number;
+  /** Positions whose angles have been written. */
+  filled: number;
+}
+
+class CpuExecutable implements Executable {
+  readonly bytes: number;
+  readonly #spec: ModelSpec;
+  readonly #program: CpuProgram;
+  readonly #plan: Plan;
+  readonly #pool: Pool;
+  readonly #logitsName: string;
+  readonly #widths: Readonly<Record<string, number>>;
+  readonly #ropes: readonly RopeState[];
+  #rows = 0;
+  #disposed = false;
+
+  constructor({ spec, plan, graph }: PrepareRequest, program: CpuProgram, pool: Pool) {
+    this.#spec = spec;
+    this.#plan = plan;
+    this.#program = program;
+    this.#pool = pool;
+    this.#logitsName = graph.logits;
+    this.#widths = graph.widths;
+    this.bytes = program.arenas.reduce((sum, bytes) => sum + bytes, 0);
+    const factors = program.weights.ropeFactors;
+    this.#ropes = program.ropes.map(({ offset, pairs, rope }) => {
+      const at = factors === undefined || rope.scaling.kind !== 'factors' ? undefined : factors.offset / 4;
+      const own = at === undefined ? undefined : this.#home.f32.slice(at, at + pairs);
+      return { table: ropeTable(rope, own), offset: offset / 4, pairs, filled: 0 };
+    });
+  }
+
+  get #home() {
+    return this.#pool.arenas[0] as Pool['arenas'][number];
+  }
+
+  async run(step: Step): Promise<Float32Array> {
+    if (this.#disposed) throw new DisposedError('the CPU backend');
+    this.#write(step);
+    this.#rows = step.tokens.length;
+    this.#pool.run(step.tokens.length, step.wanted.length);
+    this.#checkFault(step);
+    return this.#read(this.#logitsName, step.wanted.length);
+  }
+
+  /** A named value of the last run, where no later one has taken its place. */
+  value(name: string): Float32Array {
+    return this.#read(name, this.#rows).slice();
+  }
+
+  /** Puts what a run needs into arena 0, before any worker is told of it. */
+  #write(step: Step): void {
+    const { i32 } = this.#home;
+    const places = this.#program.step;
+    const { tokens, positions, sequences, pageTables, wanted } = step;
+    const rows = tokens.length;
+    if (rows === 0 || rows > this.#plan.maxRows[step.mode]) {
+      throw new InternalError(`a ${step.mode} run of ${rows} rows; the plan allows 1 to ${this.#plan.maxRows[step.mode]}`);
+    }
+    if (wanted.length > this.#plan.maxRows.wanted) {
+      throw new InternalError(`${wanted.length} rows of logits were asked for; the plan allows ${this.#plan.maxRows.wanted}`);
+    }
+    let used = 0;
+    const starts = pageTables.map((table) => {
+      const start = used;
+      i32.set(table, places.pages / 4 + start);
+      used += table.length;
+      return start;
+    });
+    let furthest = 0;
+    for (let row = 0; row < rows; row++) {
+      const token = tokens[row] as number;
+      const position = positions[row] as number;
+      if (token < 0 || token >= this.#spec.vocabulary) {
+        throw new InternalError(`token ${token} is outside the vocabulary of ${this.#spec.vocabulary}`);
+      }
+      const table = pageTables[sequences[row] as number];
+      if (table === undefined || position < 0 || position >= table.length * PAGE_ROWS) {
+        throw new InternalError(`row ${row} is at position ${position}, which its sequence has no page for`);
+      }
+      i32[places.tokens / 4 + row] = token;
+      i32[places.positions / 4 + row] = position;
+      i32[places.limits / 4 + row] = position + 1;
+      i32[places.pageStart / 4 + row] = starts[sequences[row] as number] as number;
+      furthest = Math.max(furthest, position);
+    }
+    i32.set(wanted, places.wanted / 4);
+    for (const rope of this.#ropes) this.#fillAngles(rope, furthest + 1);
+  }
+
+  #fillAngles(rope: RopeState, positions: number): void {
+    const { f32 } = this.#home;
+    const { pairs, offset, table } = rope;
+    const sin = f32.subarray(pairs);
+    for (let position = rope.filled; position < positions; position++) {
+      ropeAngles(table, position, { cos: f32, sin, offset: offset + position * pairs * 2 });
+    }
+    rope.filled = Math.max(rope.filled, positions);
+  }
+
+  #checkFault(step: Step): void {
+    const fault = this.#pool.control.takeFault();
+    if (fault === undefined) return;
+    if (fault.kind === Fault.crash) throw this.#pool.crash();
+    const { layer } = fault;
+    const where = layer < 0 ? 'the embedding' : `layer ${layer} (blk.${layer})`;
+    const what = fault.kind === Fault.router ? 'the router gave NaN' : 'a value is not finite';
+    const position = step.positions[0];
+    throw new NonFiniteError(
+      `${where}: ${what}, in the ${step.mode} of ${step.tokens.length} rows from position ${position} on;` +
+        ' the weights are damaged or the model does not fit its format',
+      { data: { layer, mode: step.mode, position } },
+    );
+  }
+
+  #read(name: string, rows: number): Float32Array {
+    const { f32 } = this.#home;
+    const place = this.#program.values[name];
+    const width = this.#widths[name];
+    if (place === undefined || width === undefined) throw new InternalError(`no value is called ${name}`);
+    const stride = place.stride / 4;
+    const from = place.offset / 4;
+    if (stride === width) return f32.subarray(from, from + rows * width);
+    const result = new Float32Array(rows * width);
+    for (let row = 0; row < rows; row++) {
+      result.set(f32.subarray(from + row * stride, from + row * stride + width), row * width);
+    }
+    return result;
+  }
+
+  async dispose(): Promise<void> {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    await this.#pool.dispose();
+  }
+}

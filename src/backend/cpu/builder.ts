@@ -1,0 +1,181 @@
+/**
+ * Collects the tasks that kernel rows emit for a graph, orders them into stages, gives every buffer a place for the stages
+ * in which it lives, and turns the result into a `CpuProgram`. Pure: the plan and the backend both call it and agree.
+ */
+
+import type { Graph, Operation, ValueName, WeightName } from '../../model/graph.ts';
+import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
+import type { Weight, Weights } from '../../model/weights.ts';
+import type { CacheType } from '../kernel.ts';
+import { acceptsWeight, ACTIVATION_BLOCK_BYTES, cpuFormat, groupBytes, groupsOf } from './formats.ts';
+import type { CachePlace, Place, RopePlace, Space, StepPlaces, Task, WeightPlace } from './program.ts';
+
+/** What tasks ask for when every address is known. */
+export interface Addresses {
+  value(name: ValueName): Place;
+  /** The int8 copy of a value. */
+  quantised(name: ValueName): Place;
+  buffer(name: string): number;
+  weight(name: WeightName): WeightPlace;
+  cache(layer: number): CachePlace;
+  rope(rope: RopeSpec): RopePlace;
+  readonly step: StepPlaces;
+}
+
+export interface Emission {
+  readonly space: Space;
+  /** Pairs a row, in the space `pairs`. */
+  readonly used?: number;
+  /** Names of values, quantised values (`quantisedName`) and buffers. */
+  readonly reads: readonly string[];
+  readonly writes: readonly string[];
+  /** Bytes of worker scratch in arena 0, and in each arena that holds one of `weights`. */
+  readonly scratch?: number;
+  readonly weights?: readonly WeightName[];
+  /** Whose cache it works on: scratch is there too. */
+  readonly cacheLayer?: number;
+  make(at: Addresses): Task;
+}
+
+export interface BuiltStage {
+  readonly space: Space;
+  readonly used: number;
+  readonly emissions: Emission[];
+}
+
+/** Rows that a product takes at a time: their activations and sums stay in the cache while many groups pass. */
+export const ROW_BLOCK = 128;
+/** Groups of four weight rows a unit of work. */
+export const UNIT_GROUPS = 16;
+
+export const quantisedName = (name: string): string => `${name} (int8)`;
+
+export class Builder {
+  readonly graph: Graph;
+  readonly spec: ModelSpec;
+  readonly weights: Weights;
+  /** Most rows of one run. */
+  readonly rows: number;
+  readonly wanted: number;
+  readonly cacheType: CacheType;
+  /** Pages that one sequence may have. */
+  readonly cachePages: number;
+  readonly stages: BuiltStage[] = [];
+  /** Bytes of everything in arena 0 that lives for some stages. */
+  readonly bytes = new Map<string, number>();
+  /** Widths of declared values that the graph does not know. */
+  readonly extraWidths = new Map<ValueName, number>();
+  readonly #quantisedWanted = new Set<ValueName>();
+
+  constructor(options: {
+    readonly graph: Graph; readonly spec: ModelSpec; readonly weights: Weights;
+    readonly rows: number; readonly wanted: number; readonly cacheType: CacheType; readonly cachePages: number;
+  }) {
+    this.graph = options.graph;
+    this.spec = options.spec;
+    this.weights = options.weights;
+    this.rows = options.rows;
+    this.wanted = options.wanted;
+    this.cacheType = options.cacheType;
+    this.cachePages = options.cachePages;
+    for (const operation of options.graph.operations) {
+      for (const { input, weight } of productsOf(operation)) {
+        if (this.isBlock(weight)) this.#quantisedWanted.add(input);
+      }
+    }
+  }
+
+  weight(name: WeightName): Weight {
+    const weight = this.weights.get(name);
+    if (weight === undefined) throw new TypeError(`the graph names a weight that is not bound: ${name}`);
+    return weight;
+  }
+
+  /** Whether a weight is multiplied with int8 activations. */
+  isBlock(name: WeightName): boolean {
+    return cpuFormat(this.weight(name).format)?.kind === 'block';
+  }
+
+  width(name: ValueName): number {
+    return this.graph.widths[name] as number;
+  }
+
+  /** Declares a value of the graph (or a matrix like one) of `width` f32 a row. */
+  declareValue(name: ValueName, width: number, rows = this.rows): void {
+    this.extraWidths.set(name, width);
+    this.bytes.set(name, rows * valueStride(width));
+  }
+
+  declare(name: string, bytes: number): void {
+    this.bytes.set(name, bytes);
+  }
+
+  /** Whether somebody multiplies block weights with this value. */
+  quantisedWanted(name: ValueName): boolean {
+    return this.#quantisedWanted.has(name);
+  }
+
+  /** Declares the int8 copy of a value and emits the task that makes it, in the space the value is made in. */
+  quantise(name: ValueName, width: number, options: { readonly space: Space; readonly used?: number; readonly rows?: number }): void {
+    const { space, used, rows = this.rows } = options;
+    this.declare(quantisedName(name), rows * quantisedStride(width));
+    this.emit({
+      space,
+      used,
+      reads: [name],
+      writes: [quantisedName(name)],
+      make: (at) => ({ kind: 'quantise', input: at.value(name), output: at.quantised(name), blocks: width / 32 }),
+    });
+  }
+
+  /** Puts a task behind those emitted before: into the last stage where that is sound, else into a new one. */
+  emit(emission: Emission): void {
+    const last = this.stages.at(-1);
+    const used = emission.used ?? 0;
+    if (last !== undefined && last.space === emission.space && last.used === used) {
+      // Rows and pairs are chained: whoever does a row does all of the chain. Units must not wait for each other.
+      const written = new Set(last.emissions.flatMap(({ writes }) => writes));
+      if (emission.space !== 'units' || !emission.reads.some((name) => written.has(name))) {
+        last.emissions.push(emission);
+        return;
+      }
+    }
+    this.stages.push({ space: emission.space, used, emissions: [emission] });
+  }
+}
+
+/** Bytes between rows of a value: whole groups of four, so that a product may write its last group in full. */
+export function valueStride(width: number): number {
+  return groupsOf(width) * 16;
+}
+
+export function quantisedStride(width: number): number {
+  return (width / 32) * ACTIVATION_BLOCK_BYTES;
+}
+
+/** Which values an operation multiplies with which weights. */
+export function productsOf(operation: Operation): { readonly input: ValueName; readonly weight: WeightName }[] {
+  switch (operation.kind) {
+    case 'linear':
+    case 'head':
+      return [{ input: operation.input, weight: operation.weight }];
+    case 'moe': {
+      const { input, prefix, moe } = operation;
+      const names = ['router', 'gate', 'up'];
+      if (moe.shared !== undefined) names.push('shared.gate', 'shared.up');
+      if (moe.shared?.gated === true) names.push('shared.router');
+      return names.map((name) => ({ input, weight: `${prefix}.${name}` }));
+    }
+    default:
+      return [];
+  }
+}
+
+/** Bytes of a weight at its home: matrices in whole groups, vectors as f32. */
+export function homeBytes({ name, format, shape }: Weight): number {
+  if (shape.length < 2) return (shape[0] as number) * 4;
+  const columns = shape.at(-1) as number;
+  if (acceptsWeight(name, format, columns) !== true) return 0;
+  const matrices = shape.slice(0, -2).reduce((product, n) => product * n, 1);
+  return matrices * groupsOf(shape.at(-2) as number) * groupBytes(format, columns);
+}

@@ -1,0 +1,76 @@
+/** What the CPU kernels know of each weight format: its number in the WASM tables and how a block is laid out in a group. */
+
+import { formatOf, type FormatId } from '../../quant/index.ts';
+
+/** Rows that stand side by side in a group. */
+export const GROUP_ROWS = 4;
+/** Bytes of a quantised activation block of 32 values: bytes, scale and sums. */
+export const ACTIVATION_BLOCK_BYTES = 48;
+
+export interface CpuFormat {
+  readonly id: FormatId;
+  /** `block`: int8 activations (`assembly/tiles/index.ts`); `float`: f32 activations (`assembly/float.ts`). */
+  readonly kind: 'block' | 'float';
+  /** Its number there. */
+  readonly number: number;
+  /** The parts of a block, in order, as [bytes, unit]: so many bytes, interleaved in units of 1, 2 or 4. */
+  readonly segments: readonly (readonly [bytes: number, unit: 1 | 2 | 4])[];
+}
+
+const block = (id: FormatId, number: number, ...segments: CpuFormat['segments']): CpuFormat => ({ id, kind: 'block', number, segments });
+const float = (id: FormatId, number: number, unit: 2 | 4): CpuFormat => ({ id, kind: 'float', number, segments: [[unit, unit]] });
+
+export const cpuFormats: readonly CpuFormat[] = [
+  float('F32', 0, 4),
+  float('F16', 1, 2),
+  float('BF16', 2, 2),
+  block('Q4_0', 0, [2, 2], [16, 4]),
+  block('Q4_1', 1, [2, 2], [2, 2], [16, 4]),
+  block('Q5_0', 2, [2, 2], [20, 4]),
+  block('Q5_1', 3, [2, 2], [2, 2], [20, 4]),
+  block('Q8_0', 4, [2, 2], [32, 4]),
+  block('Q2_K', 5, [80, 4], [2, 2], [2, 2]),
+  block('Q3_K', 6, [108, 4], [2, 2]),
+  block('Q4_K', 7, [2, 2], [2, 2], [140, 4]),
+  block('Q5_K', 8, [2, 2], [2, 2], [172, 4]),
+  block('Q6_K', 9, [208, 4], [2, 2]),
+  block('IQ4_NL', 10, [2, 2], [16, 4]),
+  block('IQ4_XS', 11, [2, 2], [2, 2], [132, 4]),
+  block('MXFP4', 12, [1, 1], [16, 4]),
+  block('NVFP4', 13, [36, 4]),
+];
+
+const byId = new Map(cpuFormats.map((format) => [format.id, format]));
+
+export function cpuFormat(id: FormatId): CpuFormat | undefined {
+  return byId.get(id);
+}
+
+/** Segments as `interleave` takes them: bytes · 256 + unit, five of them. */
+export function packedSegments(format: CpuFormat): number[] {
+  return Array.from({ length: 5 }, (_, index) => {
+    const segment = format.segments[index];
+    return segment === undefined ? 0 : segment[0] * 256 + segment[1];
+  });
+}
+
+/** Bytes of four rows of `columns`. */
+export function groupBytes(id: FormatId, columns: number): number {
+  const { blockLength, blockBytes } = formatOf(id);
+  return (columns / blockLength) * blockBytes * GROUP_ROWS;
+}
+
+export function groupsOf(rows: number): number {
+  return Math.ceil(rows / GROUP_ROWS);
+}
+
+/** true, or why the kernels cannot take a [rows, columns] weight of this format. */
+export function acceptsWeight(name: string, format: FormatId, columns: number): true | string {
+  const known = cpuFormat(format);
+  if (known === undefined) return `${name}: needs one of ${cpuFormats.map((f) => f.id).join(', ')}, found ${format}`;
+  const { blockLength } = formatOf(format);
+  if (columns % blockLength !== 0) {
+    return `${name}: needs columns in multiples of ${blockLength} for ${format}, found ${columns}`;
+  }
+  return true;
+}

@@ -1,0 +1,176 @@
+/** Attention: keys and values into the layer's pages, then each row's queries against what it sees. */
+
+import type { AttentionOperation } from '../../../model/graph.ts';
+import { PAGE_ROWS } from '../../backend.ts';
+import { type CacheType } from '../../kernel.ts';
+import type { CachePlace, Place, StepPlaces, Task } from '../program.ts';
+import type { CpuRow } from '../row.ts';
+import type { Arena, RunningTask, WorkerView } from '../task.ts';
+import { rowOf } from './rowwise.ts';
+import { f16Tolerance, f32Tolerance } from './tolerances.ts';
+
+/** Query vectors a unit takes at most: they share the keys and values of a page. */
+const UNIT_QUERIES = 32;
+
+export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map((cache): CpuRow => ({
+  name: `attention-${cache}`,
+  device: 'cpu',
+  operation: 'attention',
+  modes: ['prompt', 'step'],
+  tolerance: cache === 'f16' ? f16Tolerance : f32Tolerance,
+  accepts(request) {
+    const { headDim, valueDim, heads, kvHeads } = request.operation as AttentionOperation;
+    if (request.cache !== cache) return `keeps a cache of ${cache}, found ${request.cache}`;
+    if (headDim % 4 !== 0 || valueDim % 4 !== 0) {
+      return `needs heads in multiples of 4, found ${headDim} for keys and ${valueDim} for values`;
+    }
+    if (heads % kvHeads !== 0) return `needs query heads in multiples of key heads, found ${heads} and ${kvHeads}`;
+    if (heads / kvHeads > UNIT_QUERIES) return `takes up to ${UNIT_QUERIES} query heads a key head, found ${heads / kvHeads}`;
+    return true;
+  },
+  emit(made, builder) {
+    const operation = made as AttentionOperation;
+    const { layer, query, key, value, output, heads, kvHeads, headDim, valueDim, scale } = operation;
+    const width = builder.width(output);
+    builder.declareValue(output, width);
+    builder.emit({
+      space: 'rows',
+      reads: [key, value],
+      writes: ['cache'],
+      cacheLayer: layer,
+      scratch: Math.max(headDim, valueDim) * 4,
+      make: (at) => ({
+        kind: 'store', key: at.value(key), value: at.value(value), cache: at.cache(layer), step: at.step, kvHeads, headDim, valueDim,
+        type: cache,
+      }),
+    });
+    const pages = (builder.cachePages + 1) * 4;
+    builder.emit({
+      space: 'units',
+      reads: [query, 'cache'],
+      writes: [output],
+      cacheLayer: layer,
+      scratch:
+        UNIT_QUERIES * (4 + 8 + (headDim + valueDim) * 4) + PAGE_ROWS * (headDim + valueDim + 1) * 4 + pages + 64,
+      make: (at): AttendTask => ({
+        kind: 'attend', query: at.value(query), output: at.value(output), cache: at.cache(layer), step: at.step, heads, kvHeads,
+        headDim, valueDim, scale, type: cache, pagesBytes: pages,
+      }),
+    });
+    if (builder.quantisedWanted(output)) builder.quantise(output, width, { space: 'rows' });
+  },
+}));
+
+interface AttendTask extends Task {
+  readonly query: Place;
+  readonly output: Place;
+  readonly cache: CachePlace;
+  readonly step: StepPlaces;
+  readonly heads: number;
+  readonly kvHeads: number;
+  readonly headDim: number;
+  readonly valueDim: number;
+  readonly scale: number;
+  readonly type: CacheType;
+  readonly pagesBytes: number;
+}
+
+/** Writes a row's key and value heads to its page. */
+export function makeStore(data: Task, worker: WorkerView): RunningTask {
+  const task = data as Task & {
+    readonly key: Place; readonly value: Place; readonly cache: CachePlace; readonly step: StepPlaces; readonly kvHeads: number;
+    readonly headDim: number; readonly valueDim: number; readonly type: CacheType;
+  };
+  const { home } = worker;
+  const arena = worker.arenas[task.cache.arena] as Arena;
+  const storeCache = arena.kernels.storeCache as (input: number, output: number, count: number, half: number) => void;
+  const half = task.type === 'f16' ? 1 : 0;
+  const element = half ? 2 : 4;
+  const put = (from: number, pageAt: number, slot: number, dim: number) => {
+    for (let head = 0; head < task.kvHeads; head++) {
+      let source = from + head * dim * 4;
+      if (arena !== home) {
+        arena.bytes.set(home.bytes.subarray(source, source + dim * 4), arena.scratch);
+        source = arena.scratch;
+      }
+      storeCache(source, pageAt + (head * PAGE_ROWS + slot) * dim * element, dim, half);
+    }
+  };
+  return {
+    units: () => 0,
+    run(row) {
+      const position = home.i32[task.step.positions / 4 + row] as number;
+      const start = home.i32[task.step.pageStart / 4 + row] as number;
+      const page = home.i32[task.step.pages / 4 + start + Math.floor(position / PAGE_ROWS)] as number;
+      const slot = position % PAGE_ROWS;
+      const { keys, values, keyPageBytes, valuePageBytes } = task.cache;
+      put(rowOf(task.key, row), keys + page * keyPageBytes, slot, task.headDim);
+      put(rowOf(task.value, row), values + page * valuePageBytes, slot, task.valueDim);
+    },
+  };
+}
+
+/**
+ * A unit is one key head and its query heads, for as many neighbouring rows of one sequence as fit; a step's rows are
+ * taken one by one. A query's arithmetic depends on its own limit only, so the cut changes no bit.
+ */
+export function makeAttend(data: Task, worker: WorkerView): RunningTask {
+  const task = data as AttendTask;
+  const { home } = worker;
+  const arena = worker.arenas[task.cache.arena] as Arena;
+  const attend = arena.kernels.attend as (...parameters: number[]) => void;
+  const { heads, kvHeads, headDim, valueDim, scale, step, cache } = task;
+  const perHead = heads / kvHeads;
+  const tile = Math.max(1, Math.floor(UNIT_QUERIES / perHead));
+  const half = task.type === 'f16' ? 1 : 0;
+  const element = half ? 2 : 4;
+  const queriesAt = align16(arena.scratch);
+  const outAt = queriesAt + UNIT_QUERIES * headDim * 4;
+  const limitsAt = outAt + UNIT_QUERIES * valueDim * 4;
+  const pagesAt = limitsAt + UNIT_QUERIES * 4;
+  const inside = align16(pagesAt + task.pagesBytes);
+  const runRows = (first: number, end: number, kvHead: number) => {
+    const bytes = perHead * headDim * 4;
+    let limit = limitsAt / 4;
+    for (let row = first; row < end; row++) {
+      const from = rowOf(task.query, row) + kvHead * bytes;
+      arena.bytes.set(home.bytes.subarray(from, from + bytes), queriesAt + (row - first) * bytes);
+      const visible = home.i32[step.limits / 4 + row] as number;
+      for (let head = 0; head < perHead; head++) {
+        arena.i32[limit++] = visible;
+      }
+    }
+    const start = step.pages + (home.i32[step.pageStart / 4 + first] as number) * 4;
+    const pages = Math.ceil((home.i32[step.limits / 4 + end - 1] as number) / PAGE_ROWS);
+    arena.bytes.set(home.bytes.subarray(start, start + pages * 4), pagesAt);
+    attend(
+      queriesAt, (end - first) * perHead, scale, limitsAt, pagesAt,
+      cache.keys + kvHead * PAGE_ROWS * headDim * element, cache.keyPageBytes,
+      cache.values + kvHead * PAGE_ROWS * valueDim * element, cache.valuePageBytes,
+      headDim, valueDim, half, outAt, inside,
+    );
+    const width = perHead * valueDim * 4;
+    for (let row = first; row < end; row++) {
+      const result = outAt + (row - first) * width;
+      home.bytes.set(arena.bytes.subarray(result, result + width), rowOf(task.output, row) + kvHead * width);
+    }
+  };
+  const tiles = () => Math.ceil(worker.step.rows / tile);
+  return {
+    units: () => tiles() * kvHeads,
+    run(unit) {
+      const kvHead = unit % kvHeads;
+      const first = Math.floor(unit / kvHeads) * tile;
+      const end = Math.min(worker.step.rows, first + tile);
+      const starts = step.pageStart / 4;
+      for (let from = first, to = first + 1; from < end; from = to, to++) {
+        while (to < end && home.i32[starts + to] === home.i32[starts + from]) to++;
+        runRows(from, to, kvHead);
+      }
+    },
+  };
+}
+
+function align16(address: number): number {
+  return Math.ceil(address / 16) * 16;
+}

@@ -1,0 +1,187 @@
+/** The tasks of the MoE layer, as each worker runs them; `moe.ts` says when. */
+
+import type { RouterSpec } from '../../../model/spec.ts';
+import { UNIT_GROUPS } from '../builder.ts';
+import { Fault } from '../control.ts';
+import type { Place, Task } from '../program.ts';
+import type { KernelCall, RunningTask, WorkerView } from '../task.ts';
+import type { RoutingPlaces, Stack } from './moe.ts';
+import { Product, type ProductRequest, productScratch } from './product.ts';
+import { rowOf } from './rowwise.ts';
+
+interface RouteTask extends Task {
+  readonly logits: Place;
+  readonly routing: RoutingPlaces;
+  readonly experts: number;
+  readonly used: number;
+  readonly router: RouterSpec;
+  readonly bias: number;
+  readonly layer: number;
+}
+
+export function makeRoute(data: Task, worker: WorkerView): RunningTask {
+  const { logits, routing, experts, used, router, bias, layer } = data as RouteTask;
+  const { kernels, scratch } = worker.home;
+  const route = kernels.route as KernelCall;
+  const sort = pairSorter(worker, routing, experts, used);
+  const { gating, groups, normalise, scale } = router;
+  return {
+    units: () => 0,
+    run(row) {
+      const notANumber = route(
+        rowOf(logits, row), experts, used, gating === 'sigmoid' ? 1 : 0, bias, groups?.count ?? 1, groups?.used ?? 1,
+        groups?.rankedBy === 'twoBest' ? 1 : 0, normalise ? 1 : 0, scale, routing.ids + row * used * 4,
+        routing.weights + row * used * 4, scratch,
+      );
+      if (notANumber !== 0) {
+        worker.control.fault(Fault.router, layer);
+        // The step is lost; ids must still name experts.
+        worker.home.i32.fill(0, routing.ids / 4 + row * used, routing.ids / 4 + (row + 1) * used);
+      }
+      // One row needs no barrier before its pairs are sorted.
+      if (worker.step.rows === 1) sort();
+    },
+  };
+}
+
+export function makeSortPairs(data: Task, worker: WorkerView): RunningTask {
+  const task = data as Task & { readonly routing: RoutingPlaces; readonly experts: number; readonly used: number };
+  const sort = pairSorter(worker, task.routing, task.experts, task.used);
+  return { units: () => (worker.step.rows === 1 ? 0 : 1), run: sort };
+}
+
+function pairSorter(worker: WorkerView, routing: RoutingPlaces, experts: number, used: number): () => void {
+  const { kernels, i32 } = worker.home;
+  const sortPairs = kernels.sortPairs as KernelCall;
+  return () => {
+    i32[routing.active / 4] = sortPairs(
+      routing.ids, worker.step.rows * used, used, experts, routing.order, routing.orderRows, routing.active + 4, routing.counts,
+    );
+  };
+}
+
+interface GatedTask extends Task {
+  readonly gate: Stack;
+  readonly up: Stack;
+  readonly gateInput: Place;
+  readonly upInput: Place;
+  readonly output: Place;
+}
+
+type Rows = Pick<ProductRequest, 'xIndex' | 'count' | 'key'>;
+
+/** silu(gate·x) ⊙ up·x for one unit of one expert; `place` is the first row of the output. */
+function gatedUnit(task: GatedTask, worker: WorkerView): (expert: number, unit: number, rows: Rows, place: number) => void {
+  const { gate, up, gateInput, upInput, output } = task;
+  const gateProduct = new Product(worker, { ...gate, xStride: gateInput.stride });
+  const upProduct = new Product(worker, { ...up, xStride: upInput.stride });
+  const siluMul = worker.home.kernels.siluMul as KernelCall;
+  const upAt = worker.home.scratch + productScratch(gate.columns * 4);
+  return (expert, unit, rows, place) => {
+    const first = unit * UNIT_GROUPS;
+    const groups = Math.min(UNIT_GROUPS, gate.groups - first);
+    const out = rowOf(output, place) + first * 16;
+    gateProduct.multiply({
+      ...rows, weight: gate.offset + expert * gate.bytes + first * gateProduct.groupBytes, groups, x: gateInput.offset, out,
+      outStride: output.stride, outIndex: 0,
+    });
+    upProduct.multiply({
+      ...rows, weight: up.offset + expert * up.bytes + first * upProduct.groupBytes, groups, x: upInput.offset, out: upAt,
+      outStride: groups * 16, outIndex: 0,
+    });
+    for (let row = 0; row < rows.count; row++) {
+      const at = out + row * output.stride;
+      siluMul(at, upAt + row * groups * 16, at, groups * 4);
+    }
+  };
+}
+
+/** Gate and up of the shared expert: every row. */
+export function makeGatedIn(data: Task, worker: WorkerView): RunningTask {
+  const task = data as GatedTask;
+  const run = gatedUnit(task, worker);
+  const units = Math.ceil(task.gate.groups / UNIT_GROUPS);
+  return {
+    units: () => units,
+    run: (unit) => run(0, unit, { xIndex: 0, count: worker.step.rows, key: 0 }, 0),
+  };
+}
+
+/** Which expert a unit belongs to, and its rows among the sorted pairs. */
+function activeExperts(worker: WorkerView, routing: RoutingPlaces, unitsEach: number) {
+  const { i32 } = worker.home;
+  const active = routing.active / 4;
+  return {
+    units: () => (i32[active] as number) * unitsEach,
+    of(unit: number): { readonly expert: number; readonly first: number; readonly count: number; readonly within: number } {
+      const number = Math.floor(unit / unitsEach);
+      const at = active + 1 + number * 3;
+      return { expert: i32[at] as number, first: i32[at + 1] as number, count: i32[at + 2] as number, within: unit - number * unitsEach };
+    },
+  };
+}
+
+/** Gate and up of the chosen experts; results stand in the order of the sorted pairs. */
+export function makeExpertsIn(data: Task, worker: WorkerView): RunningTask {
+  const task = data as GatedTask & { readonly routing: RoutingPlaces };
+  const run = gatedUnit(task, worker);
+  const active = activeExperts(worker, task.routing, Math.ceil(task.gate.groups / UNIT_GROUPS));
+  return {
+    units: active.units,
+    run(unit) {
+      const { expert, first, count, within } = active.of(unit);
+      run(expert, within, { xIndex: task.routing.orderRows + first * 4, count, key: expert }, first);
+    },
+  };
+}
+
+/** Down of the chosen experts, from the sorted pairs back to each pair's own place. */
+export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
+  const task = data as Task & { readonly routing: RoutingPlaces; readonly down: Stack; readonly input: Place; readonly output: Place };
+  const { routing, down, input, output } = task;
+  const product = new Product(worker, { ...down, xStride: input.stride });
+  const active = activeExperts(worker, routing, Math.ceil(down.groups / UNIT_GROUPS));
+  return {
+    units: active.units,
+    run(unit) {
+      const { expert, first, count, within } = active.of(unit);
+      const group = within * UNIT_GROUPS;
+      product.multiply({
+        weight: down.offset + expert * down.bytes + group * product.groupBytes,
+        groups: Math.min(UNIT_GROUPS, down.groups - group),
+        x: rowOf(input, first),
+        xIndex: 0,
+        count,
+        out: output.offset + group * 16,
+        outStride: output.stride,
+        outIndex: routing.order + first * 4,
+        key: expert,
+      });
+    },
+  };
+}
+
+/** Σ w_i·E_i in rank order, then the shared expert. */
+export function makeCombine(data: Task, worker: WorkerView): RunningTask {
+  const task = data as Task & {
+    readonly experts: Place; readonly weights: number; readonly used: number; readonly width: number;
+    readonly shared: Place | undefined; readonly gate: Place | undefined; readonly output: Place;
+  };
+  const { bytes, f32, kernels } = worker.home;
+  const addScaled = kernels.addScaled as KernelCall;
+  const sigmoid = kernels.sigmoid as KernelCall;
+  return {
+    units: () => 0,
+    run(row) {
+      const to = rowOf(task.output, row);
+      bytes.fill(0, to, to + task.width * 4);
+      for (let rank = 0; rank < task.used; rank++) {
+        const pair = row * task.used + rank;
+        addScaled(to, rowOf(task.experts, pair), f32[task.weights / 4 + pair] as number, task.width);
+      }
+      if (task.shared === undefined) return;
+      const gate = task.gate === undefined ? 1 : sigmoid(f32[rowOf(task.gate, row) / 4] as number);
+      addScaled(to, rowOf(task.shared, row), gate, task.width);
+    },
+  };
+}

@@ -1,0 +1,33 @@
+/** How a task is made ready to run, by its kind. */
+
+import { InternalError } from '../../../errors.ts';
+import type { Task } from '../program.ts';
+import type { RunningTask, WorkerView } from '../task.ts';
+import { makeAttend, makeStore } from './attention.ts';
+import { makeCombine, makeExpertsIn, makeExpertsOut, makeGatedIn, makeRoute, makeSortPairs } from './experts.ts';
+import { makeLinear } from './linear.ts';
+import { makeAdd, makeEmbed, makeNorm, makeQuantise, makeRope, makeSiluMul } from './rowwise.ts';
+
+const makers: Readonly<Record<string, (task: Task, worker: WorkerView) => RunningTask>> = {
+  embed: makeEmbed,
+  norm: makeNorm,
+  quantise: makeQuantise,
+  linear: makeLinear,
+  rope: makeRope,
+  store: makeStore,
+  attend: makeAttend,
+  siluMul: makeSiluMul,
+  add: makeAdd,
+  route: makeRoute,
+  sortPairs: makeSortPairs,
+  gatedIn: makeGatedIn,
+  expertsIn: makeExpertsIn,
+  expertsOut: makeExpertsOut,
+  combine: makeCombine,
+};
+
+export function makeTask(task: Task, worker: WorkerView): RunningTask {
+  const make = makers[task.kind];
+  if (make === undefined) throw new InternalError(`no kernel runs tasks of the kind ${task.kind}`);
+  return make(task, worker);
+}

@@ -1,0 +1,106 @@
+/** Matrix products: one row a weight format, for projections and for the head. */
+
+import type { HeadOperation, LinearOperation } from '../../../model/graph.ts';
+import type { FormatId } from '../../../quant/index.ts';
+import { type Builder, quantisedName, quantisedStride, UNIT_GROUPS, valueStride } from '../builder.ts';
+import { acceptsWeight, cpuFormats, groupsOf } from '../formats.ts';
+import type { Place, Task } from '../program.ts';
+import type { CpuRow } from '../row.ts';
+import type { KernelCall, RunningTask, WorkerView } from '../task.ts';
+import { Product, productScratch } from './product.ts';
+import { f32Tolerance, int8Tolerance } from './tolerances.ts';
+
+interface LinearTask extends Task {
+  readonly arena: number;
+  readonly weight: number;
+  readonly format: FormatId;
+  readonly columns: number;
+  readonly groups: number;
+  readonly input: Place;
+  readonly output: Place;
+  /** Address of the bias (f32), or 0. */
+  readonly bias: number;
+  /** Address of the list of wanted rows, or 0 for all. */
+  readonly wanted: number;
+}
+
+export const linearRows: readonly CpuRow[] = (['linear', 'head'] as const).flatMap((operation) =>
+  cpuFormats.map(({ id, kind }): CpuRow => ({
+    name: `${operation}-${id.toLowerCase()}`,
+    device: 'cpu',
+    operation,
+    modes: ['prompt', 'step'],
+    tolerance: kind === 'float' ? f32Tolerance : int8Tolerance,
+    layout: 'interleave4',
+    accepts(request) {
+      const { weight } = request.operation as LinearOperation | HeadOperation;
+      const { format, shape } = request.weights[weight] as { format: string; shape: readonly number[] };
+      if (format !== id) return `takes ${id}, found ${format}`;
+      if (shape.length !== 2) return `needs a matrix, found [${shape.join(', ')}]`;
+      return acceptsWeight(weight, format, shape[1] as number);
+    },
+    emit: (made, builder) => emitLinear(made as LinearOperation | HeadOperation, builder),
+  })),
+);
+
+function emitLinear(operation: LinearOperation | HeadOperation, builder: Builder): void {
+  const { input, weight, output } = operation;
+  const head = operation.kind === 'head';
+  const bias = operation.kind === 'linear' ? operation.bias : undefined;
+  const width = builder.width(output);
+  builder.declareValue(output, width, head ? builder.wanted : builder.rows);
+  const { format, shape } = builder.weight(weight);
+  const columns = shape[1] as number;
+  const block = builder.isBlock(weight);
+  builder.emit({
+    space: 'units',
+    reads: [block ? quantisedName(input) : input],
+    writes: [output],
+    weights: [weight],
+    scratch: productScratch(block ? quantisedStride(columns) : valueStride(columns)),
+    make: (at): LinearTask => ({
+      kind: 'linear',
+      arena: at.weight(weight).arena,
+      weight: at.weight(weight).offset,
+      format,
+      columns,
+      groups: groupsOf(width),
+      input: block ? at.quantised(input) : at.value(input),
+      output: at.value(output),
+      bias: bias === undefined ? 0 : at.weight(bias).offset,
+      wanted: head ? at.step.wanted : 0,
+    }),
+  });
+}
+
+export function makeLinear(data: Task, worker: WorkerView): RunningTask {
+  const task = data as LinearTask;
+  const product = new Product(worker, { arena: task.arena, format: task.format, columns: task.columns, xStride: task.input.stride });
+  const units = Math.ceil(task.groups / UNIT_GROUPS);
+  const count = () => (task.wanted === 0 ? worker.step.rows : worker.step.wanted);
+  return {
+    units: () => (count() === 0 ? 0 : units),
+    run(unit) {
+      const first = unit * UNIT_GROUPS;
+      const groups = Math.min(UNIT_GROUPS, task.groups - first);
+      const out = task.output.offset + first * 16;
+      product.multiply({
+        weight: task.weight + first * product.groupBytes,
+        groups,
+        x: task.input.offset,
+        xIndex: task.wanted,
+        count: count(),
+        out,
+        outStride: task.output.stride,
+        outIndex: 0,
+        key: 0,
+      });
+      if (task.bias === 0) return;
+      const add = worker.home.kernels.add as KernelCall;
+      for (let row = 0; row < count(); row++) {
+        const at = out + row * task.output.stride;
+        add(at, task.bias + first * 16, at, groups * 4);
+      }
+    },
+  };
+}

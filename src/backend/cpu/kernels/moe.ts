@@ -1,0 +1,226 @@
+/**
+ * The MoE layer: router, choice, the rows of each expert, gate and up with their product, down, and the weighted sum in rank
+ * order. The rows that chose an expert are multiplied together, so its weights are read once; the shared expert runs beside
+ * the router and beside the others.
+ */
+
+import type { MoeOperation } from '../../../model/graph.ts';
+import type { MoeSpec } from '../../../model/spec.ts';
+import type { FormatId } from '../../../quant/index.ts';
+import {
+  type Addresses, type Builder, quantisedName, quantisedStride, ROW_BLOCK, UNIT_GROUPS, valueStride,
+} from '../builder.ts';
+import { acceptsWeight, groupBytes, groupsOf } from '../formats.ts';
+import type { Place, Task } from '../program.ts';
+import type { CpuRow } from '../row.ts';
+import { productScratch } from './product.ts';
+import { int8Tolerance } from './tolerances.ts';
+
+/** Where the choice of a step's experts lies, in arena 0. Pairs are numbered row · used + rank. */
+export interface RoutingPlaces {
+  readonly ids: number;
+  readonly weights: number;
+  /** Pairs in order of their expert, and the row of each. */
+  readonly order: number;
+  readonly orderRows: number;
+  /** How many experts have pairs, then (id, first, count) of each. */
+  readonly active: number;
+  /** Workspace of the sort, 4 bytes an expert. */
+  readonly counts: number;
+}
+
+/** A stack of matrices of one shape. */
+export interface Stack {
+  readonly arena: number;
+  readonly offset: number;
+  readonly format: FormatId;
+  readonly columns: number;
+  readonly groups: number;
+  /** Bytes from one matrix to the next. */
+  readonly bytes: number;
+}
+
+export const moeRows: readonly CpuRow[] = [
+  {
+    name: 'moe',
+    device: 'cpu',
+    operation: 'moe',
+    modes: ['prompt', 'step'],
+    tolerance: { relativeRms: int8Tolerance.relativeRms, reason: `${int8Tolerance.reason}, twice over` },
+    layout: 'interleave4',
+    accepts(request) {
+      const { moe } = request.operation as MoeOperation;
+      if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
+      for (const [name, { format, shape }] of Object.entries(request.weights)) {
+        if (shape.length < 2) continue;
+        const answer = acceptsWeight(name, format, shape.at(-1) as number);
+        if (answer !== true) return answer;
+      }
+      return true;
+    },
+    emit: (operation, builder) => emitMoe(operation as MoeOperation, builder),
+  },
+];
+
+function emitMoe(operation: MoeOperation, builder: Builder): void {
+  const { moe, prefix, input, output } = operation;
+  const { rows } = builder;
+  const pairs = rows * moe.used;
+  const names = {
+    logits: `${prefix}.logits`, ids: `${prefix}.ids`, weights: `${prefix}.weights`, order: `${prefix}.order`,
+    orderRows: `${prefix}.orderRows`, active: `${prefix}.active`, counts: `${prefix}.counts`, inner: `${prefix}.inner`,
+    expertOut: `${prefix}.expertOut`,
+  };
+  builder.declareValue(names.logits, moe.experts);
+  builder.declareValue(names.inner, moe.inner, pairs);
+  builder.declareValue(names.expertOut, builder.width(output), pairs);
+  for (const name of [names.ids, names.weights, names.order, names.orderRows]) builder.declare(name, pairs * 4);
+  builder.declare(names.active, (1 + moe.experts * 3) * 4);
+  builder.declare(names.counts, moe.experts * 4);
+  const routing = (at: Addresses): RoutingPlaces => ({
+    ids: at.buffer(names.ids), weights: at.buffer(names.weights), order: at.buffer(names.order),
+    orderRows: at.buffer(names.orderRows), active: at.buffer(names.active), counts: at.buffer(names.counts),
+  });
+  const chosen = [names.order, names.orderRows, names.active];
+
+  emitProduct(builder, { input, weight: `${prefix}.router`, output: names.logits });
+  if (moe.shared !== undefined) emitSharedIn(operation, builder);
+  emitRoute(operation, builder, names, routing);
+  builder.emit({
+    space: 'units',
+    reads: [names.ids],
+    writes: [...chosen, names.counts],
+    make: (at) => ({ kind: 'sortPairs', routing: routing(at), experts: moe.experts, used: moe.used }),
+  });
+  const block = builder.isBlock(`${prefix}.gate`) || builder.isBlock(`${prefix}.up`);
+  const [gate, up, down] = [`${prefix}.gate`, `${prefix}.up`, `${prefix}.down`] as const;
+  builder.emit({
+    space: 'units',
+    reads: [input, ...(block ? [quantisedName(input)] : []), ...chosen],
+    writes: [names.inner],
+    weights: [gate, up],
+    scratch: gatedScratch(builder, gate, Math.max(rows, ROW_BLOCK)),
+    make: (at) => ({
+      kind: 'expertsIn', routing: routing(at), gate: stackOf(builder, at, gate), up: stackOf(builder, at, up),
+      gateInput: operand(builder, at, gate, input), upInput: operand(builder, at, up, input), output: at.value(names.inner),
+    }),
+  });
+  if (moe.shared !== undefined) {
+    emitProduct(builder, { input: `${prefix}.sharedInner`, weight: `${prefix}.shared.down`, output: `${prefix}.sharedOut` });
+  }
+  const downBlock = builder.isBlock(down);
+  if (downBlock) builder.quantise(names.inner, moe.inner, { space: 'pairs', used: moe.used, rows: pairs });
+  builder.emit({
+    space: 'units',
+    reads: [downBlock ? quantisedName(names.inner) : names.inner, ...chosen],
+    writes: [names.expertOut],
+    weights: [down],
+    scratch: productScratch(downBlock ? quantisedStride(moe.inner) : valueStride(moe.inner)),
+    make: (at) => ({
+      kind: 'expertsOut', routing: routing(at), down: stackOf(builder, at, down),
+      input: operand(builder, at, down, names.inner), output: at.value(names.expertOut),
+    }),
+  });
+  emitCombine(operation, builder, names, routing);
+}
+
+type Names = Readonly<Record<'logits' | 'ids' | 'weights' | 'order' | 'orderRows' | 'active' | 'counts' | 'expertOut', string>>;
+
+function emitRoute(operation: MoeOperation, builder: Builder, names: Names, routing: (at: Addresses) => RoutingPlaces): void {
+  const { moe, prefix, layer } = operation;
+  builder.emit({
+    space: 'rows',
+    reads: [names.logits],
+    writes: [names.ids, names.weights, names.order, names.orderRows, names.active, names.counts],
+    scratch: (2 * moe.experts + (moe.router.groups?.count ?? 0)) * 4,
+    make: (at) => ({
+      kind: 'route', logits: at.value(names.logits), routing: routing(at), experts: moe.experts, used: moe.used,
+      router: moe.router, bias: moe.router.selectionBias ? at.weight(`${prefix}.selectionBias`).offset : 0, layer,
+    }),
+  });
+}
+
+/** The shared expert's gate and up, and its own gate's logit; independent of the router, so in its stage. */
+function emitSharedIn(operation: MoeOperation, builder: Builder): void {
+  const { moe, prefix, input, output } = operation;
+  const shared = moe.shared as NonNullable<MoeSpec['shared']>;
+  const inner = `${prefix}.sharedInner`;
+  const [gate, up] = [`${prefix}.shared.gate`, `${prefix}.shared.up`] as const;
+  builder.declareValue(inner, shared.inner);
+  builder.declareValue(`${prefix}.sharedOut`, builder.width(output));
+  const block = builder.isBlock(gate) || builder.isBlock(up);
+  builder.emit({
+    space: 'units',
+    reads: [input, ...(block ? [quantisedName(input)] : [])],
+    writes: [inner],
+    weights: [gate, up],
+    scratch: gatedScratch(builder, gate, builder.rows),
+    make: (at) => ({
+      kind: 'gatedIn', gate: stackOf(builder, at, gate), up: stackOf(builder, at, up),
+      gateInput: operand(builder, at, gate, input), upInput: operand(builder, at, up, input), output: at.value(inner),
+    }),
+  });
+  if (shared.gated) {
+    builder.declareValue(`${prefix}.sharedGate`, 1);
+    emitProduct(builder, { input, weight: `${prefix}.shared.router`, output: `${prefix}.sharedGate` });
+  }
+  if (builder.isBlock(`${prefix}.shared.down`)) builder.quantise(inner, shared.inner, { space: 'rows' });
+}
+
+function emitCombine(operation: MoeOperation, builder: Builder, names: Names, routing: (at: Addresses) => RoutingPlaces): void {
+  const { moe, prefix, output } = operation;
+  const width = builder.width(output);
+  builder.declareValue(output, width);
+  const shared = moe.shared === undefined ? [] : [`${prefix}.sharedOut`];
+  const gate = moe.shared?.gated === true ? [`${prefix}.sharedGate`] : [];
+  builder.emit({
+    space: 'rows',
+    reads: [names.expertOut, names.weights, ...shared, ...gate],
+    writes: [output],
+    make: (at) => ({
+      kind: 'combine', experts: at.value(names.expertOut), weights: routing(at).weights, used: moe.used, width,
+      shared: shared[0] === undefined ? undefined : at.value(shared[0]), gate: gate[0] === undefined ? undefined : at.value(gate[0]),
+      output: at.value(output),
+    }),
+  });
+  if (builder.quantisedWanted(output)) builder.quantise(output, width, { space: 'rows' });
+}
+
+/** A plain product inside the layer, served by the task of linear operations. */
+function emitProduct(builder: Builder, names: { readonly input: string; readonly weight: string; readonly output: string }): void {
+  const { input, weight, output } = names;
+  const { format, shape } = builder.weight(weight);
+  const columns = shape.at(-1) as number;
+  const rows = shape.length < 2 ? 1 : (shape.at(-2) as number);
+  const block = builder.isBlock(weight);
+  builder.emit({
+    space: 'units',
+    reads: [block ? quantisedName(input) : input],
+    writes: [output],
+    weights: [weight],
+    scratch: productScratch(block ? quantisedStride(columns) : valueStride(columns)),
+    make: (at) => ({
+      kind: 'linear', arena: at.weight(weight).arena, weight: at.weight(weight).offset, format, columns, groups: groupsOf(rows),
+      input: operand(builder, at, weight, input), output: at.value(output), bias: 0, wanted: 0,
+    }),
+  });
+}
+
+/** The copy of a value that a weight's kernel multiplies with. */
+function operand(builder: Builder, at: Addresses, weight: string, value: string): Place {
+  return builder.isBlock(weight) ? at.quantised(value) : at.value(value);
+}
+
+function stackOf(builder: Builder, at: Addresses, name: string): Stack {
+  const { format, shape } = builder.weight(name);
+  const columns = shape.at(-1) as number;
+  const groups = groupsOf(shape.at(-2) as number);
+  const { arena, offset } = at.weight(name);
+  return { arena, offset, format, columns, groups, bytes: groups * groupBytes(format, columns) };
+}
+
+/** A product's scratch, and the up half of a unit's results behind it. */
+export function gatedScratch(builder: Builder, weight: string, rows: number): number {
+  const columns = builder.weight(weight).shape.at(-1) as number;
+  return productScratch(columns * 4) + rows * UNIT_GROUPS * 16;
+}

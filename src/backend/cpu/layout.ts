@@ -1,0 +1,245 @@
+/** Gives everything a program needs its place: buffers, cache and weights in arenas, scratch behind them. */
+
+import type { Graph } from '../../model/graph.ts';
+import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
+import type { Weights } from '../../model/weights.ts';
+import { OutOfMemoryError } from '../../errors.ts';
+import { PAGE_ROWS } from '../backend.ts';
+import { type CacheType, MAX_STEP_ROWS } from '../kernel.ts';
+import { type Addresses, Builder, homeBytes, quantisedName, quantisedStride, valueStride } from './builder.ts';
+import type { CpuRow } from './row.ts';
+import type { CachePlace, CpuProgram, Place, RopePlace, StepPlaces, WeightPlace } from './program.ts';
+
+/** The most one WebAssembly memory holds: 65,536 pages of 64 KiB, less one so that an end address fits in 32 bits. */
+export const MAX_ARENA_BYTES = 65535 * 65536;
+/** Nothing lies at the start of an arena: address 0 means absent. */
+const FIRST_BYTE = 1024;
+const ALIGNMENT = 64;
+
+export interface LayoutOptions {
+  readonly spec: ModelSpec;
+  readonly graph: Graph;
+  /** The chosen row of each of the graph's operations. */
+  readonly rows: readonly CpuRow[];
+  readonly weights: Weights;
+  readonly threads: number;
+  readonly context: number;
+  /** Pages of the cache, a layer. */
+  readonly pages: number;
+  readonly promptRows: number;
+  readonly wantedRows: number;
+  readonly cacheType: CacheType;
+  readonly arenaBytes: number;
+}
+
+/**
+ * The program for a graph.
+ * @throws OutOfMemoryError `out_of_memory` when something that cannot be cut is larger than an arena.
+ */
+export function layOut(options: LayoutOptions): CpuProgram {
+  const { spec, graph, weights, threads, cacheType } = options;
+  const rows = Math.max(options.promptRows, MAX_STEP_ROWS);
+  const builder = new Builder({ graph, spec, weights, rows, wanted: options.wantedRows, cacheType, cachePages: pagesOf(options.context) });
+  graph.operations.forEach((operation, index) => {
+    (options.rows[index] as CpuRow).emit(operation, builder);
+  });
+
+  const arenas = new Arenas(Math.min(options.arenaBytes, MAX_ARENA_BYTES));
+  const step: StepPlaces = {
+    tokens: arenas.home('step', rows * 4),
+    positions: arenas.home('step', rows * 4),
+    limits: arenas.home('step', rows * 4),
+    pageStart: arenas.home('step', rows * 4),
+    pages: arenas.home('step', MAX_STEP_ROWS * pagesOf(options.context) * 4),
+    wanted: arenas.home('step', options.wantedRows * 4),
+  };
+  const ropes: RopePlace[] = [];
+  const ropeIndex = new Map<string, RopePlace>();
+  const buffers = placeBuffers(builder, arenas);
+  const cache = placeCache(spec, options, arenas);
+  const placed = placeWeights(weights, arenas);
+
+  const at: Addresses = {
+    value: (name) => ({ offset: found(buffers, name), stride: valueStride(widthOf(builder, name)) }),
+    quantised: (name) => ({ offset: found(buffers, quantisedName(name)), stride: quantisedStride(widthOf(builder, name)) }),
+    buffer: (name) => found(buffers, name),
+    weight: (name) => found(placed, name),
+    cache: (layer) => cache[layer] as CachePlace,
+    rope: (rope) => ropePlace(rope, options.context, arenas, ropes, ropeIndex),
+    step,
+  };
+  const scratch = new Map<number, number>();
+  const stages = builder.stages.map(({ space, used, emissions }) => ({
+    space,
+    used,
+    tasks: emissions.map((emission) => {
+      const need = emission.scratch ?? 0;
+      const touched = [0, ...(emission.weights ?? []).map((name) => found(placed, name).arena)];
+      if (emission.cacheLayer !== undefined) touched.push((cache[emission.cacheLayer] as CachePlace).arena);
+      for (const arena of touched) scratch.set(arena, Math.max(scratch.get(arena) ?? 0, need));
+      return emission.make(at);
+    }),
+  }));
+  const scratchBytes = arenas.sizes.map((_, arena) => align(Math.max(scratch.get(arena) ?? 0, storeScratch(weights, placed, arena))));
+  const scratchAt = arenas.sizes.map((_, arena) => arenas.end(arena, 'scratch', (scratchBytes[arena] as number) * threads));
+  const values: Record<string, Place> = {};
+  for (const name of Object.keys(graph.widths)) if (buffers.has(name)) values[name] = at.value(name);
+  return {
+    threads,
+    arenas: arenas.sizes.map((size) => Math.ceil(size / 65536) * 65536),
+    scratch: scratchAt,
+    scratchBytes,
+    stages,
+    weights: Object.fromEntries(placed),
+    values,
+    cache,
+    step,
+    ropes,
+    buffers: [...arenas.totals].map(([name, bytes]) => ({ name, bytes })),
+  };
+}
+
+function pagesOf(context: number): number {
+  return Math.ceil(context / PAGE_ROWS);
+}
+
+/** Arenas filled one after the other; what cannot be cut goes to the first that has room. */
+class Arenas {
+  readonly sizes: number[] = [FIRST_BYTE];
+  readonly totals = new Map<string, number>();
+  readonly #limit: number;
+
+  constructor(limit: number) {
+    this.#limit = limit;
+  }
+
+  /** In arena 0, which may grow past the limit that was asked for: activations have no other place. */
+  home(what: string, bytes: number): number {
+    return this.end(0, what, bytes);
+  }
+
+  end(arena: number, what: string, bytes: number): number {
+    const offset = align(this.sizes[arena] as number);
+    if (offset + bytes > MAX_ARENA_BYTES) {
+      throw new OutOfMemoryError(
+        `${what} needs ${offset + bytes} bytes in one WebAssembly memory, which holds at most ${MAX_ARENA_BYTES};` +
+          ' ask for a shorter context or a smaller batch',
+      );
+    }
+    this.sizes[arena] = offset + bytes;
+    this.totals.set(what, (this.totals.get(what) ?? 0) + bytes);
+    return offset;
+  }
+
+  any(what: string, name: string, bytes: number): { readonly arena: number; readonly offset: number } {
+    if (bytes + FIRST_BYTE > MAX_ARENA_BYTES) {
+      throw new OutOfMemoryError(`${name} takes ${bytes} bytes, more than one WebAssembly memory holds (${MAX_ARENA_BYTES})`);
+    }
+    let arena = this.sizes.findIndex((size) => align(size) + bytes <= this.#limit);
+    if (arena < 0) {
+      arena = this.sizes.length;
+      this.sizes.push(FIRST_BYTE);
+    }
+    return { arena, offset: this.end(arena, what, bytes) };
+  }
+}
+
+function align(offset: number): number {
+  return Math.ceil(offset / ALIGNMENT) * ALIGNMENT;
+}
+
+function found<Value>(map: ReadonlyMap<string, Value>, name: string): Value {
+  const value = map.get(name);
+  if (value === undefined) throw new TypeError(`nothing was placed under the name ${name}`);
+  return value;
+}
+
+function widthOf(builder: Builder, name: string): number {
+  return builder.graph.widths[name] ?? (builder.extraWidths.get(name) as number);
+}
+
+/**
+ * Buffers by the stages they live in, first to last use: two whose lives do not meet may share bytes. The largest are
+ * placed first, each at the lowest place that is free for its whole life.
+ */
+function placeBuffers(builder: Builder, arenas: Arenas): Map<string, number> {
+  const lives = new Map<string, { first: number; last: number }>();
+  builder.stages.forEach(({ emissions }, index) => {
+    for (const { reads, writes } of emissions) {
+      for (const name of [...reads, ...writes]) {
+        if (!builder.bytes.has(name)) continue;
+        const life = lives.get(name);
+        if (life === undefined) lives.set(name, { first: index, last: index });
+        else life.last = index;
+      }
+    }
+  });
+  const outcome = lives.get(builder.graph.logits);
+  if (outcome !== undefined) outcome.last = builder.stages.length;
+  const order = [...lives].sort(([a], [b]) => (builder.bytes.get(b) as number) - (builder.bytes.get(a) as number));
+  const placed: { first: number; last: number; from: number; to: number }[] = [];
+  const offsets = new Map<string, number>();
+  let height = 0;
+  for (const [name, { first, last }] of order) {
+    const bytes = align(builder.bytes.get(name) as number);
+    const meets = placed.filter((other) => other.first <= last && first <= other.last).sort((a, b) => a.from - b.from);
+    let from = 0;
+    for (const other of meets) {
+      if (from + bytes <= other.from) break;
+      from = Math.max(from, other.to);
+    }
+    placed.push({ first, last, from, to: from + bytes });
+    offsets.set(name, from);
+    height = Math.max(height, from + bytes);
+  }
+  const base = arenas.home('activations', height);
+  return new Map([...offsets].map(([name, from]) => [name, base + from]));
+}
+
+function placeCache(spec: ModelSpec, options: LayoutOptions, arenas: Arenas): CachePlace[] {
+  const element = options.cacheType === 'f16' ? 2 : 4;
+  return spec.layers.map(({ attention }, layer) => {
+    const keyPageBytes = PAGE_ROWS * attention.kvHeads * attention.headDim * element;
+    const valuePageBytes = PAGE_ROWS * attention.kvHeads * attention.valueDim * element;
+    const bytes = options.pages * (keyPageBytes + valuePageBytes);
+    const { arena, offset } = arenas.any('cache', `the cache of layer ${layer}`, bytes);
+    return { arena, keys: offset, values: offset + options.pages * keyPageBytes, keyPageBytes, valuePageBytes };
+  });
+}
+
+function placeWeights(weights: Weights, arenas: Arenas): Map<string, WeightPlace> {
+  const placed = new Map<string, WeightPlace>();
+  for (const [name, weight] of weights) {
+    const bytes = homeBytes(weight);
+    // Vectors are read beside the activations.
+    const vector = weight.shape.length < 2;
+    const home = vector ? { arena: 0, offset: arenas.home('weights', bytes) } : arenas.any('weights', name, bytes);
+    placed.set(name, { ...home, bytes });
+  }
+  return placed;
+}
+
+/** Storing a weight takes four of its rows aside. */
+function storeScratch(weights: Weights, placed: ReadonlyMap<string, WeightPlace>, arena: number): number {
+  let most = 0;
+  for (const [name, weight] of weights) {
+    if (placed.get(name)?.arena !== arena || weight.shape.length < 2) continue;
+    const matrices = weight.shape.slice(0, -1).reduce((product, n) => product * n, 1);
+    most = Math.max(most, Math.ceil((weight.bytes / matrices) * 4));
+  }
+  return most;
+}
+
+function ropePlace(
+  rope: RopeSpec, context: number, arenas: Arenas, ropes: RopePlace[], index: Map<string, RopePlace>,
+): RopePlace {
+  const key = JSON.stringify(rope);
+  let place = index.get(key);
+  if (place === undefined) {
+    const pairs = rope.dimensions / 2;
+    place = { offset: arenas.home('rope tables', context * pairs * 8), pairs, rope };
+    index.set(key, place);
+    ropes.push(place);
+  }
+  return place;
+}

@@ -1,0 +1,129 @@
+/**
+ * The workers of a program. The thread that owns the pool is its first worker: it gives a command, does its own share, and
+ * goes on when all have come to the last barrier.
+ */
+
+import { InternalError } from '../../errors.ts';
+import type { Platform, PlatformWorker } from '../../platform/platform.ts';
+import { Command, Control, CONTROL_WORDS } from './control.ts';
+import type { CpuProgram } from './program.ts';
+import { Runner } from './runner.ts';
+import { type StorePiece, storeUnit, storeUnits } from './store.ts';
+import type { Arena } from './task.ts';
+
+/** What a worker is started with. */
+export interface WorkerData {
+  readonly program: CpuProgram;
+  readonly pieces: readonly StorePiece[];
+  readonly memories: readonly WebAssembly.Memory[];
+  readonly module: WebAssembly.Module;
+  readonly control: SharedArrayBuffer;
+  readonly worker: number;
+}
+
+/** A run's rows and wanted rows in one word. */
+const WANTED_SHIFT = 16;
+
+/** One worker, whichever thread it is on: does its share of any command. */
+export class PoolWorker {
+  readonly control: Control;
+  readonly runner: Runner;
+  readonly #pieces: readonly StorePiece[];
+
+  constructor(data: WorkerData) {
+    this.control = new Control(data.control, data.program.threads);
+    this.runner = new Runner({ ...data, control: this.control });
+    this.#pieces = data.pieces;
+  }
+
+  perform(command: number, argument: number): void {
+    if (command === Command.run) this.runner.run(argument & ((1 << WANTED_SHIFT) - 1), argument >>> WANTED_SHIFT);
+    else if (command === Command.store) this.#store(this.#pieces[argument] as StorePiece);
+  }
+
+  #store(piece: StorePiece): void {
+    const units = storeUnits(piece);
+    const arena = this.runner.arenas[piece.arena] as Arena;
+    for (let unit = this.control.claim(1); unit < units; unit = this.control.claim(1)) storeUnit(piece, unit, arena);
+    this.control.barrier();
+  }
+}
+
+export class Pool {
+  readonly #own: PoolWorker;
+  readonly #others: readonly PlatformWorker[];
+  #crash: unknown;
+
+  private constructor(own: PoolWorker, others: readonly PlatformWorker[]) {
+    this.#own = own;
+    this.#others = others;
+    own.runner.onCrash = (error) => {
+      this.#crash ??= error;
+    };
+    for (const worker of others) {
+      worker.onMessage((message) => {
+        this.#crash ??= message;
+      });
+    }
+  }
+
+  /** Starts the other workers and waits until each is ready. */
+  static async start(platform: Platform, data: Omit<WorkerData, 'control' | 'worker'>): Promise<Pool> {
+    const control = new SharedArrayBuffer(CONTROL_WORDS * 4);
+    const others: PlatformWorker[] = [];
+    try {
+      const ready: Promise<void>[] = [];
+      for (let worker = 1; worker < data.program.threads; worker++) {
+        const other = platform.spawnWorker('cpu-worker', { ...data, control, worker } satisfies WorkerData);
+        others.push(other);
+        ready.push(
+          new Promise((resolve, reject) => {
+            other.onMessage(() => resolve());
+            other.onError(reject);
+          }),
+        );
+      }
+      const own = new PoolWorker({ ...data, control, worker: 0 });
+      await Promise.all(ready);
+      // From here on they sleep in shared memory, which must not keep the process alive.
+      for (const other of others) other.unref();
+      return new Pool(own, others);
+    } catch (error) {
+      await Promise.all(others.map((worker) => worker.terminate()));
+      throw error;
+    }
+  }
+
+  get arenas(): readonly Arena[] {
+    return this.#own.runner.arenas;
+  }
+
+  get control(): Control {
+    return this.#own.control;
+  }
+
+  /** One run over `rows` rows, of which `wanted` logits are wanted. Everything it reads lies in arena 0 already. */
+  run(rows: number, wanted: number): void {
+    this.#command(Command.run, rows | (wanted << WANTED_SHIFT));
+  }
+
+  /** Puts a piece that has been read in order. */
+  store(piece: number): void {
+    this.#command(Command.store, piece);
+  }
+
+  /** What went wrong in a worker's code, once known. */
+  crash(): unknown {
+    return this.#crash ?? new InternalError('a worker failed; its message has not arrived yet');
+  }
+
+  #command(command: number, argument: number): void {
+    this.#own.control.command(command, argument);
+    this.#own.perform(command, argument);
+  }
+
+  async dispose(): Promise<void> {
+    this.#own.control.command(Command.exit, 0);
+    await Promise.all(this.#others.map((worker) => worker.terminate()));
+  }
+}

@@ -1,0 +1,81 @@
+/**
+ * A graph for the pool: stages of tasks with a barrier after each. A `rows` stage is a chain of tasks done row by row, each
+ * row by one worker; a `units` stage is tasks that do not depend on each other, cut into units.
+ */
+
+import type { ValueName } from '../../model/graph.ts';
+import type { RopeSpec } from '../../model/spec.ts';
+
+/** What a stage is counted in. `rows`: the step's rows; `pairs`: rows × experts used; `units`: what its tasks say. */
+export type Space = 'rows' | 'pairs' | 'units';
+
+/** A task as plain data, with every address resolved. */
+export interface Task {
+  /** Key in the table of `kernels/index.ts`. */
+  readonly kind: string;
+  readonly [parameter: string]: unknown;
+}
+
+export interface Stage {
+  readonly space: Space;
+  /** Pairs a row, for the space `pairs`. */
+  readonly used: number;
+  readonly tasks: readonly Task[];
+}
+
+/** A buffer in arena 0: rows `stride` bytes apart. */
+export interface Place {
+  readonly offset: number;
+  readonly stride: number;
+}
+
+/** Where a weight is. Matrices are in groups of four rows, `groupBytes` each; vectors are plain f32. */
+export interface WeightPlace {
+  readonly arena: number;
+  readonly offset: number;
+  readonly bytes: number;
+}
+
+/** Pages of one layer's cache: page p of keys at `keys` + p · `keyPageBytes`. */
+export interface CachePlace {
+  readonly arena: number;
+  readonly keys: number;
+  readonly values: number;
+  readonly keyPageBytes: number;
+  readonly valuePageBytes: number;
+}
+
+/** Arrays that the engine's thread writes before each run, in arena 0. */
+export interface StepPlaces {
+  readonly tokens: number;
+  readonly positions: number;
+  /** Positions each row sees: its own + 1. */
+  readonly limits: number;
+  /** [rows] Where the page table of each row's sequence begins, in entries of `pages`. */
+  readonly pageStart: number;
+  readonly pages: number;
+  readonly wanted: number;
+}
+
+/** Cosines and sines by position for one kind of rotation: [context][cosines, sines]. */
+export interface RopePlace {
+  readonly offset: number;
+  readonly pairs: number;
+  readonly rope: RopeSpec;
+}
+
+export interface CpuProgram {
+  readonly threads: number;
+  /** Bytes of each arena. */
+  readonly arenas: readonly number[];
+  /** Where each worker's scratch begins in each arena: `scratch[arena]` + worker · `scratchBytes[arena]`. */
+  readonly scratch: readonly number[];
+  readonly scratchBytes: readonly number[];
+  readonly stages: readonly Stage[];
+  readonly weights: Readonly<Record<string, WeightPlace>>;
+  readonly values: Readonly<Record<ValueName, Place>>;
+  readonly cache: readonly CachePlace[];
+  readonly step: StepPlaces;
+  readonly ropes: readonly RopePlace[];
+  readonly buffers: readonly { readonly name: string; readonly bytes: number }[];
+}

@@ -1,0 +1,150 @@
+/**
+ * Streams weights from the file straight to their places: matrices are read into their arena and put into groups of four
+ * there by the pool, vectors become f32. No weight is held twice.
+ */
+
+import { SourceError } from '../../errors.ts';
+import type { Weight, Weights } from '../../model/weights.ts';
+import { formatOf } from '../../quant/index.ts';
+import type { PrepareRequest } from '../backend.ts';
+import { type CpuFormat, cpuFormat, GROUP_ROWS, groupBytes, groupsOf, packedSegments } from './formats.ts';
+import type { CpuProgram } from './program.ts';
+import type { Arena } from './task.ts';
+
+/** Groups a worker puts in order at a time. */
+const GROUPS_A_UNIT = 64;
+/** Bytes of a read: large enough to stream, small enough that the pool works while others are on their way. */
+const READ_BYTES = 8 * 2 ** 20;
+const READS_AT_ONCE = 6;
+
+/** Neighbouring groups of one matrix, read at once and put in order at once. */
+export interface StorePiece {
+  readonly arena: number;
+  /** Of the first group. */
+  readonly offset: number;
+  readonly groups: number;
+  readonly groupBytes: number;
+  /** Rows of the last group: 1 … 4. */
+  readonly lastRows: number;
+  readonly blocks: number;
+  readonly blockBytes: number;
+  readonly segments: readonly number[];
+  readonly source: number;
+  readonly fileOffset: number;
+  readonly bytes: number;
+}
+
+/** Every matrix of a model in pieces; the same list on every worker. */
+export function storePieces(weights: Weights, program: CpuProgram): StorePiece[] {
+  const pieces: StorePiece[] = [];
+  for (const [name, weight] of weights) {
+    if (weight.shape.length < 2) continue;
+    const place = program.weights[name];
+    if (place === undefined) continue;
+    const rows = weight.shape.at(-2) as number;
+    const columns = weight.shape.at(-1) as number;
+    const { blockLength, blockBytes } = formatOf(weight.format);
+    const bytesOfGroup = groupBytes(weight.format, columns);
+    const rowBytes = bytesOfGroup / GROUP_ROWS;
+    const matrixBytes = groupsOf(rows) * bytesOfGroup;
+    const groupsAtOnce = Math.max(1, Math.floor(READ_BYTES / bytesOfGroup));
+    const segments = packedSegments(cpuFormat(weight.format) as CpuFormat);
+    let matrix = 0;
+    for (const { part, matrices } of partsOf(weight)) {
+      for (let within = 0; within < matrices; within++, matrix++) {
+        for (let row = 0; row < rows; row += groupsAtOnce * GROUP_ROWS) {
+          const count = Math.min(rows - row, groupsAtOnce * GROUP_ROWS);
+          const groups = groupsOf(count);
+          pieces.push({
+            arena: place.arena,
+            offset: place.offset + matrix * matrixBytes + (row / GROUP_ROWS) * bytesOfGroup,
+            groups,
+            groupBytes: bytesOfGroup,
+            lastRows: count - (groups - 1) * GROUP_ROWS,
+            blocks: columns / blockLength,
+            blockBytes,
+            segments,
+            source: part.source,
+            fileOffset: part.offset + (within * rows + row) * rowBytes,
+            bytes: count * rowBytes,
+          });
+        }
+      }
+    }
+  }
+  return pieces;
+}
+
+/** The file's tensors of a weight with the matrices in each. */
+function partsOf({ shape, parts }: Weight) {
+  const matrices = shape.slice(0, -2).reduce((product, n) => product * n, 1);
+  return parts.map((part) => ({ part, matrices: matrices / parts.length }));
+}
+
+/** Units of work that putting a piece in order takes. */
+export function storeUnits(piece: StorePiece): number {
+  return Math.ceil(piece.groups / GROUPS_A_UNIT);
+}
+
+/** Puts one unit of a piece in order, in place, through the worker's scratch. */
+export function storeUnit(piece: StorePiece, unit: number, arena: Arena): void {
+  const { bytes, kernels, scratch } = arena;
+  const interleave = kernels.interleave as (...parameters: number[]) => void;
+  const end = Math.min(piece.groups, (unit + 1) * GROUPS_A_UNIT);
+  for (let group = unit * GROUPS_A_UNIT; group < end; group++) {
+    const at = piece.offset + group * piece.groupBytes;
+    const rows = group === piece.groups - 1 ? piece.lastRows : GROUP_ROWS;
+    bytes.copyWithin(scratch, at, at + (rows * piece.groupBytes) / GROUP_ROWS);
+    interleave(scratch, at, rows, piece.blocks, piece.blockBytes, ...piece.segments);
+  }
+}
+
+/** Reads everything; `order` is called with the number of each piece that has arrived. */
+export async function storeWeights(
+  request: PrepareRequest, program: CpuProgram, arenas: readonly Arena[], order: (piece: number) => void,
+): Promise<void> {
+  const { weights, sources, onProgress, signal } = request;
+  const pieces = storePieces(weights, program);
+  const bytesTotal = pieces.reduce((sum, { bytes }) => sum + bytes, 0);
+  let bytesDone = 0;
+  let next = 0;
+  const source = (index: number) => {
+    const found = sources[index];
+    if (found === undefined) throw new SourceError(`the model names file ${index} of ${sources.length}`);
+    return found;
+  };
+  for (const [name, weight] of weights) {
+    if (weight.shape.length < 2) await storeVector(weight, (program.weights[name] as { offset: number }).offset, arenas[0] as Arena, source);
+  }
+  // In the order of the file, as far as reads in flight allow.
+  const inOrder = pieces.map((_, index) => index).sort((a, b) => {
+    const [one, other] = [pieces[a] as StorePiece, pieces[b] as StorePiece];
+    return one.source - other.source || one.fileOffset - other.fileOffset;
+  });
+  const reader = async () => {
+    for (let index = inOrder[next++]; index !== undefined; index = inOrder[next++]) {
+      signal?.throwIfAborted();
+      const piece = pieces[index] as StorePiece;
+      const { bytes } = arenas[piece.arena] as Arena;
+      await source(piece.source).readInto(piece.fileOffset, bytes.subarray(piece.offset, piece.offset + piece.bytes));
+      order(index);
+      bytesDone += piece.bytes;
+      onProgress?.({ bytesDone, bytesTotal });
+    }
+  };
+  await Promise.all(Array.from({ length: READS_AT_ONCE }, reader));
+}
+
+async function storeVector(
+  weight: Weight, offset: number, home: Arena, source: (index: number) => PrepareRequest['sources'][number],
+): Promise<void> {
+  const format = formatOf(weight.format);
+  let at = offset / 4;
+  for (const part of weight.parts) {
+    const bytes = new Uint8Array(part.bytes);
+    await source(part.source).readInto(part.offset, bytes);
+    const blocks = part.bytes / format.blockBytes;
+    format.decode(bytes, 0, home.f32, at, blocks);
+    at += blocks * format.blockLength;
+  }
+}

@@ -1,0 +1,102 @@
+/** A model on any device, through a real plan but without the engine: for tests of what lies below it. */
+
+import { type Backend, type Executable, PAGE_ROWS, type Step } from '../../src/backend/backend.ts';
+import { cpuBackend } from '../../src/backend/cpu/backend.ts';
+import type { Mode } from '../../src/backend/kernel.ts';
+import { referenceBackend } from '../../src/backend/reference/backend.ts';
+import type { ModelFile } from '../../src/format/model-file.ts';
+import { openModelFile } from '../../src/format/open.ts';
+import { buildGraph } from '../../src/model/decoder.ts';
+import type { Graph } from '../../src/model/graph.ts';
+import { readModel } from '../../src/model/read-model.ts';
+import type { ModelSpec } from '../../src/model/spec.ts';
+import type { Weights } from '../../src/model/weights.ts';
+import { plan as makePlan } from '../../src/plan/place.ts';
+import type { Plan, PlanOptions } from '../../src/plan/plan.ts';
+import { detectFeatures } from '../../src/platform/features.ts';
+import { nodeModelSource } from './node-source.ts';
+
+export interface DeviceModel {
+  readonly spec: ModelSpec;
+  readonly graph: Graph;
+  readonly weights: Weights;
+  readonly plan: Plan;
+  readonly executable: Executable;
+}
+
+export interface DeviceOptions extends PlanOptions {
+  /** Instead of what this runtime has. */
+  readonly features?: ReadonlySet<string>;
+}
+
+/** A plan for a graph, as the engine would make it on a machine of 2 cores and 8 GiB. */
+export function planFor(given: Pick<DeviceModel, 'spec' | 'graph' | 'weights'>, options: DeviceOptions = {}): Plan {
+  const { features, ...planOptions } = options;
+  return makePlan({
+    ...given,
+    ignored: [],
+    options: planOptions,
+    platform: { threads: 2, freeMemoryBytes: 8 * 2 ** 30, features: features ?? detectFeatures() },
+  });
+}
+
+export function backendOf(plan: Plan): Backend {
+  return plan.device === 'cpu' ? cpuBackend() : referenceBackend;
+}
+
+/** Loads a model and gives it to `use`; everything is closed afterwards. */
+export async function withDevice<T>(path: string, options: DeviceOptions, use: (model: DeviceModel) => Promise<T>): Promise<T> {
+  const file: ModelFile = await openModelFile(await nodeModelSource(path));
+  try {
+    const { spec, weights } = readModel(file);
+    const graph = buildGraph(spec);
+    const plan = planFor({ spec, graph, weights }, options);
+    const executable = await backendOf(plan).prepare({ plan, spec, graph, weights, sources: file.sources });
+    try {
+      return await use({ spec, graph, weights, plan, executable });
+    } finally {
+      await executable.dispose();
+    }
+  } finally {
+    await file.close();
+  }
+}
+
+/** One row of a step: its token, its position and the first page of its sequence. */
+export interface StepRow {
+  readonly token: number;
+  readonly position: number;
+  readonly sequence?: number;
+}
+
+/** A step over rows whose sequences each own `pagesEach` pages in a row; all logits are wanted. */
+export function stepOf(mode: Mode, rows: readonly StepRow[], pagesEach: number): Step {
+  const sequences = [...new Set(rows.map(({ sequence = 0 }) => sequence))];
+  return {
+    mode,
+    tokens: Int32Array.from(rows, ({ token }) => token),
+    positions: Int32Array.from(rows, ({ position }) => position),
+    sequences: Int32Array.from(rows, ({ sequence = 0 }) => sequences.indexOf(sequence)),
+    pageTables: sequences.map((sequence) => Int32Array.from({ length: pagesEach }, (_, page) => sequence * pagesEach + page)),
+    wanted: Int32Array.from(rows, (_, row) => row),
+  };
+}
+
+/** Logits of tokens at positions `start` … of sequence 0, copied. */
+export async function runTokens(
+  { executable, plan }: DeviceModel, tokens: ArrayLike<number>, start: number, mode: Mode,
+): Promise<Float32Array> {
+  const rows = Array.from(tokens, (token, index) => ({ token, position: start + index }));
+  return (await executable.run(stepOf(mode, rows, Math.ceil(plan.context / PAGE_ROWS)))).slice();
+}
+
+/** √(Σ(a-b)² / Σb²): how far `found` lies from `expected`. */
+export function relativeRms(found: ArrayLike<number>, expected: ArrayLike<number>): number {
+  let error = 0;
+  let size = 0;
+  for (let i = 0; i < expected.length; i++) {
+    error += ((found[i] as number) - (expected[i] as number)) ** 2;
+    size += (expected[i] as number) ** 2;
+  }
+  return Math.sqrt(error / size);
+}
