@@ -1,23 +1,30 @@
-/** What the bad-files suite does with a file: open it as far as a person's program would, then use it. */
+/** What the bad-files suite does with a file: load it as a person's program would, then talk to it. */
 
 import { statSync } from 'node:fs';
 import { join } from 'node:path';
-import { openModelFile } from '../../src/format/open.ts';
-import { readModel } from '../../src/model/read-model.ts';
-import { readTokenizer } from '../../src/tokenizer/index.ts';
-import { nodeModelSource } from '../support/node-source.ts';
+import { load, type Model } from '../../src/index.ts';
 
-/** Opens the model at `path`, a file or a folder with an index, and closes it. */
-export async function openCase(path: string): Promise<void> {
-  const file = statSync(path).isDirectory() ? join(path, 'model.safetensors.index.json') : path;
-  const source = await nodeModelSource(file);
-  let close = () => source.file.close();
+/** Loads the model at `path`: a file, or a folder with the index of its shards. */
+export async function openCase(path: string): Promise<Model> {
+  return load(statSync(path).isDirectory() ? join(path, 'model.safetensors.index.json') : path);
+}
+
+/** Asks for four tokens in answer to a message, and returns those that came before it ended or failed. */
+export async function useCase(model: Model): Promise<{ readonly tokens: readonly number[]; readonly error?: unknown }> {
+  const session = model.session();
+  const tokens: number[] = [];
   try {
-    const model = await openModelFile(source);
-    close = () => model.close();
-    readTokenizer(model.metadata, model.name);
-    readModel(model);
+    const messages = [
+      { role: 'system', content: 'Be brief.' },
+      { role: 'user', content: 'the' },
+    ];
+    for await (const part of session.generate(messages, { maxTokens: 4, temperature: 0 })) {
+      if (part.type === 'text') tokens.push(...part.tokens);
+    }
+    return { tokens };
+  } catch (error) {
+    return { tokens, error };
   } finally {
-    await close();
+    await session.dispose();
   }
 }
