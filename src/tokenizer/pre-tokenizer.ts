@@ -114,7 +114,7 @@ const deepseek3 = [
 const bloom = stage(` ?[^(${SPACE}|.,!?\\u2026\\u3002\\uFF0C\\u3001\\u0964\\u06D4\\u060C)]+`);
 /** Chinese, Japanese, Thai, Lao, Khmer, Burmese and Korean: scripts that AFMoE keeps apart from the rest. */
 const asianScripts = stage(
-  '[\\u4E00-\\u9FFF\\u3400-\\u4DBF\\uF900-\\uFAFF\\u3040-\\u30FF\\uFF65-\\uFF9F\\u2F00-\\u2FDF\\u0E00-\\u0EFF' +
+  '[\\u4E00-\\u9FFF\\u3400-\\u4DBF\\uF900-\\uFAFF\\u3040-\\u30FF\\uFF65-\\uFF9F\\u2F00-\\u2FDF\\u0E40-\\u0EFF' +
     '\\u1780-\\u17FF\\u1000-\\u109F\\uAA60-\\uAA7F\\uA9E0-\\uA9FF\\uAC00-\\uD7AF\\u1100-\\u11FF]+',
 );
 
@@ -276,7 +276,7 @@ export function preTokenizer(name: string, where: string): PreTokenizer {
 
 /** Cuts `text` into words; together they are the text. */
 export function splitWords(text: string, { stages }: PreTokenizer): string[] {
-  let pieces = [text];
+  let pieces = text === '' ? [] : [text];
   for (const { expression, groups } of stages) {
     const next: string[] = [];
     for (const piece of pieces) cut(piece, expression, groups, next);
