@@ -109,6 +109,14 @@ test('each kernel of the plan is named, with the format it serves', () => {
   assert.match(text, /rope +query, key +rope-f32/);
 });
 
+test('kernels that serve prompts and decoding alike stand in one column', () => {
+  const plan = samplePlan(five);
+  const operations = plan.operations.map((o) => ({ ...o, rows: { prompt: o.rows.step, step: o.rows.step } }));
+  const text = explain({ ...plan, operations });
+  assert.match(text, /linear +value +Q6_K +linear-step-q6_k$/m);
+  assert.doesNotMatch(text, /the same$|decoding +prompts/m);
+});
+
 test('the head of a model that ties it to the embedding has the embedding\'s format', () => {
   const plan = samplePlan(five);
   const weights = plan.weights.filter(({ name }) => name !== 'head');

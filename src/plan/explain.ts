@@ -98,12 +98,14 @@ function kernels(plan: Plan): string[] {
     const place = layer < 0 ? 'before' : layer >= last ? 'after' : 'layer';
     return JSON.stringify([place, operations.map((operation) => signature(operation, formats))]);
   });
-  const rows: Row[] = [['', '', '', 'decoding', 'prompts']];
+  // A device whose kernels serve both is told in one column.
+  const twofold = plan.operations.some(({ rows }) => rows.prompt !== rows.step);
+  const rows: Row[] = twofold ? [['', '', '', 'decoding', 'prompts']] : [];
   for (const block of [...blocks.values()].sort((a, b) => a[0]![0] - b[0]![0])) {
     const numbers = block.map(([layer]) => layer).sort((a, b) => a - b);
     rows.push([title(numbers, last)]);
     const served = groupBy(block[0]![1], (operation) => JSON.stringify(kernelOf(operation, formats)));
-    for (const operations of served.values()) rows.push(kernelLine(plan, operations, formats));
+    for (const operations of served.values()) rows.push(kernelLine({ plan, operations, formats, twofold }));
   }
   return table(rows.map((row) => (row.length === 1 ? row : [`  ${row[0]}`, ...row.slice(1)])));
 }
@@ -115,11 +117,19 @@ function title(layers: readonly number[], last: number): string {
 }
 
 /** What is computed, which of it, in which format, and the kernels for decoding and for prompts. */
-function kernelLine(plan: Plan, operations: readonly PlannedOperation[], formats: ReadonlyMap<string, string>): Row {
+function kernelLine(line: {
+  readonly plan: Plan;
+  readonly operations: readonly PlannedOperation[];
+  readonly formats: ReadonlyMap<string, string>;
+  readonly twofold: boolean;
+}): Row {
+  const { plan, operations, formats, twofold } = line;
   const first = operations[0]!;
   const { prompt, step } = first.rows;
   const names = operations.map(role).filter((name) => name !== '');
-  return [first.kind, names.join(', '), formats.get(first.output) ?? '', step, (prompt === step ? 'the same' : prompt) + elsewhere(plan, first)];
+  const which = [first.kind, names.join(', '), formats.get(first.output) ?? ''];
+  if (!twofold) return [...which, step + elsewhere(plan, first)];
+  return [...which, step, (prompt === step ? 'the same' : prompt) + elsewhere(plan, first)];
 }
 
 /** Which of the norms, projections or rotations an operation is; empty where its kind says it all. */
