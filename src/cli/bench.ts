@@ -9,7 +9,7 @@ import { measureBandwidth } from './bandwidth.ts';
 import { bundledModel, write, type Context } from './context.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
 import { benchFlags } from './flags.ts';
-import { columns, printable, showBytes, showRate, showTime, toJson } from './format.ts';
+import { columns, printable, showBytes, showPlural, showRate, showTime, toJson } from './format.ts';
 
 export const benchHelp = `Measure prefill and decode speed.
 
@@ -158,17 +158,16 @@ export function describeBench(name: string, result: BenchResult): string {
   const speedRows = speeds.flatMap(([what, found]) =>
     found === undefined ? [] : [[`${what} ${found.tokens} tokens`, ...[found.median, found.min, found.max].map((rate) => showRate(rate, 'tokens'))]],
   );
-  const threads = `${result.threads} ${result.threads === 1 ? 'thread' : 'threads'}`;
   const facts = [
     ['load', showTime(result.loadMs)],
     ['weights read a token', showBytes(result.bytesPerToken)],
-    ['memory bandwidth', `${showRate(bandwidth.bytesPerSecond / 1e9, 'GB')} (${showBytes(bandwidth.bytes)} read by ${bandwidth.threads})`],
+    ['memory bandwidth', `${showRate(bandwidth.bytesPerSecond / 1e9, 'GB')} (${showBytes(bandwidth.bytes)} read by ${showPlural(bandwidth.threads, 'thread')})`],
     ...(result.bandwidthShare === undefined ? [] : [['share of it decoding', `${Math.round(result.bandwidthShare * 100)}%`]]),
     ['peak memory', showBytes(result.peakMemoryBytes)],
   ];
   const runs = Math.max(prefill?.runs.length ?? 0, decode?.runs.length ?? 0);
   return [
-    `${name}: ${result.model.architecture} on ${result.device}, ${threads}, ${runs} runs after a warm-up`,
+    `${name}: ${result.model.architecture} on ${result.device}, ${showPlural(result.threads, 'thread')}, ${showPlural(runs, 'run')} after a warm-up`,
     '',
     ...columns([['', 'median', 'min', 'max'], ...speedRows], [1, 2, 3]),
     '',
