@@ -74,13 +74,13 @@ export function templateHost(platform: Pick<Platform, 'spawnWorker'>): TemplateH
     if (disposed) throw new DisposedError('the chat template');
     const { where, ...job } = request;
     line ??= new WorkerLine(platform.spawnWorker('template-worker', undefined));
-    const outcome = await line.run(job, timeoutMs);
+    const used = line;
+    const outcome = await used.run(job, timeoutMs);
     if (outcome.kind === 'rendered') return outcome.rendered;
     if (outcome.kind === 'late' || outcome.kind === 'crashed') {
       // The worker is lost; the next render gets a new one.
-      const lost = line;
-      line = undefined;
-      await lost.end();
+      if (line === used) line = undefined;
+      await used.end();
       if (disposed) throw new DisposedError('the chat template');
     }
     throw fault(outcome, where);
@@ -182,8 +182,8 @@ function fault({ kind, message }: Exclude<Outcome, { kind: 'rendered' }>, where:
       );
     case 'mixed':
       return new TemplateError(
-        `${where}: the chat template looks into text that holds control tokens (${message}), and it cannot be told whose ` +
-          'tokens they are; take them out of the messages',
+        `${where}: the chat template takes messages apart in a way that hides which control tokens are its own and which ` +
+          `are their text (${message}); take them out of the messages`,
         { data },
       );
     case 'uncloneable':

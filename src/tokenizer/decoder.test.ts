@@ -26,16 +26,23 @@ test('every way of cutting a text into tokens streams to the same text, and no p
 
 test('streaming equals decoding, for any bytes, cut anywhere', () => {
   const random = seededRandom(11);
-  const interesting = [0x00, 0x41, 0x7f, 0x80, 0xbf, 0xc0, 0xc3, 0xa9, 0xe2, 0x82, 0xac, 0xed, 0xa0, 0xef, 0xbb, 0xf0, 0x9f, 0x98, 0xf4, 0x90, 0xff];
+  const interesting = [
+    0x00, 0x41, 0x7f, 0x80, 0xbf, 0xc0, 0xc3, 0xa9, 0xe2, 0x82, 0xac, 0xed, 0xa0, 0xef, 0xbb, 0xf0, 0x9f, 0x98, 0xf4,
+    0x90, 0xff,
+  ];
   for (let round = 0; round < 3000; round++) {
-    const ids = Array.from({ length: random(12) }, () => (random(12) === 0 ? CONTROL + random(2) : interesting[random(interesting.length)]!));
+    const ids = Array.from({ length: random(12) }, () =>
+      random(12) === 0 ? CONTROL + random(2) : interesting[random(interesting.length)]!,
+    );
     for (const special of [false, true]) {
       const decoder = bytes.stream({ special });
       const parts = ids.map((id) => decoder.push(id));
       parts.push(decoder.flush());
       assert.equal(parts.join(''), bytes.decode(ids, { special }));
       // The platform's own decoder over all the bytes at once is the truth.
-      const all = ids.flatMap((id) => (id < CONTROL ? [id] : id === CONTROL ? (special ? idsOf('<|a|>') : []) : idsOf('\u00fc|')));
+      const all = ids.flatMap((id) =>
+        id < CONTROL ? [id] : id === CONTROL ? (special ? idsOf('<|a|>') : []) : idsOf('\u00fc|'),
+      );
       assert.equal(parts.join(''), new TextDecoder('utf-8', { ignoreBOM: true }).decode(Uint8Array.from(all)));
     }
   }
@@ -63,7 +70,12 @@ test('an id outside the vocabulary is a usage error', () => {
 });
 
 test('SentencePiece: bytes join to characters, and the space prefix is dropped unless the text goes on', () => {
-  const tokens = [['\u2581a', -1, 1], ['<0xC3>', 0, 6], ['<0xA9>', 0, 6], ['\u2581', -2, 1]] as const;
+  const tokens = [
+    ['\u2581a', -1, 1],
+    ['<0xC3>', 0, 6],
+    ['<0xA9>', 0, 6],
+    ['\u2581', -2, 1],
+  ] as const;
   const tokenizer = readTokenizer(smallSentencePiece(tokens), 'm');
   assert.equal(tokenizer.decode([0, 1, 2, 0]), 'a\u00e9 a');
   const streamed = (continues: boolean) => {

@@ -28,7 +28,10 @@ test('merges are applied in the order in which they were learnt, the leftmost fi
   const random = seededRandom(1);
   for (let round = 0; round < 2000; round++) {
     const word = Array.from({ length: 1 + random(90) }, () => 'heloabc'[random(7)]).join('');
-    assert.deepEqual(tokenizer.encode(word).map((id) => tokenizer.text(id)), mergeByHand(word));
+    assert.deepEqual(
+      tokenizer.encode(word).map((id) => tokenizer.text(id)),
+      mergeByHand(word),
+    );
   }
 });
 
@@ -46,11 +49,17 @@ test('a word in the vocabulary is one token where the pre-tokenizer ignores merg
 });
 
 test('control tokens are read from text only when asked for, user-defined ones always', () => {
-  const tokenizer = readTokenizer(smallBytePairs({ control: ['<|a|>', '<|a|>b', '<|b|>'], userDefined: ['<think>'] }), 'm');
+  const tokenizer = readTokenizer(
+    smallBytePairs({ control: ['<|a|>', '<|a|>b', '<|b|>'], userDefined: ['<think>'] }),
+    'm',
+  );
   const [a, ab, b, think] = [256, 257, 258, 259];
   assert.deepEqual(tokenizer.encode('x<|a|>', { special: true }), [0x78, a]);
   assert.deepEqual(tokenizer.encode('<|a|>b<|a|><|b|>', { special: true }), [ab, a, b]); // the longest that begins leftmost
-  assert.equal(tokenizer.encode('x<|a|>y').some((id) => id >= 256), false);
+  assert.equal(
+    tokenizer.encode('x<|a|>y').some((id) => id >= 256),
+    false,
+  );
   assert.deepEqual(tokenizer.encode('<think>x'), [think, 0x78]);
   assert.deepEqual(tokenizer.controlTexts, ['<|a|>', '<|a|>b', '<|b|>']);
 });
@@ -60,10 +69,23 @@ test('templated text: no control token that touches content, and otherwise the i
   const text = 'x<|a|>hello<|b|>hello<|a|>';
   assert.deepEqual(tokenizer.encodeTemplated({ text, content: [] }), tokenizer.encode(text, { special: true }));
   // Content between the tokens changes nothing, not even where it abuts them.
-  assert.deepEqual(tokenizer.encodeTemplated({ text, content: [6, 11, 16, 21] }), tokenizer.encode(text, { special: true }));
-  for (const content of [[11, 16], [11, 12], [15, 16], [12, 14], [6, 13]]) {
+  assert.deepEqual(
+    tokenizer.encodeTemplated({ text, content: [6, 11, 16, 21] }),
+    tokenizer.encode(text, { special: true }),
+  );
+  for (const content of [
+    [11, 16],
+    [11, 12],
+    [15, 16],
+    [12, 14],
+    [6, 13],
+  ]) {
     const ids = tokenizer.encodeTemplated({ text, content });
-    assert.deepEqual(ids.filter((id) => id === 265 || id === 266), [265, 265], String(content));
+    assert.deepEqual(
+      ids.filter((id) => id === 265 || id === 266),
+      [265, 265],
+      String(content),
+    );
     assert.equal(tokenizer.decode(ids, { special: true }), text);
   }
 });
@@ -84,10 +106,27 @@ test('lone surrogates become U+FFFD', () => {
 });
 
 const pieces: readonly (readonly [string, number, number])[] = [
-  ['<unk>', 0, 2], ['<s>', 0, 3], ['</s>', 0, 3],
-  ...Array.from({ length: 256 }, (_, byte) => [`<0x${byte.toString(16).toUpperCase().padStart(2, '0')}>`, 0, 6] as const),
-  ['\u2581', -9, 1], ['a', -9, 1], ['b', -9, 1], ['<', -9, 1], ['s', -9, 1], ['>', -9, 1], ['<s', -1, 1], ['s>', -2, 1],
-  ['ab', -3, 1], ['\u2581a', -4, 1], ['aba', -2, 5], ['abab', -1, 1], ['ba', -5, 1], ['/', -9, 1],
+  ['<unk>', 0, 2],
+  ['<s>', 0, 3],
+  ['</s>', 0, 3],
+  ...Array.from(
+    { length: 256 },
+    (_, byte) => [`<0x${byte.toString(16).toUpperCase().padStart(2, '0')}>`, 0, 6] as const,
+  ),
+  ['\u2581', -9, 1],
+  ['a', -9, 1],
+  ['b', -9, 1],
+  ['<', -9, 1],
+  ['s', -9, 1],
+  ['>', -9, 1],
+  ['<s', -1, 1],
+  ['s>', -2, 1],
+  ['ab', -3, 1],
+  ['\u2581a', -4, 1],
+  ['aba', -2, 5],
+  ['abab', -1, 1],
+  ['ba', -5, 1],
+  ['/', -9, 1],
 ];
 
 test('SentencePiece: the best score first, bytes for what has no token, spaces as U+2581', () => {
@@ -97,7 +136,8 @@ test('SentencePiece: the best score first, bytes for what has no token, spaces a
   assert.deepEqual(texts('a a'), ['\u2581a', '\u2581a']);
   assert.deepEqual(texts('\u00e9'), ['\u2581', '<0xC3>', '<0xA9>']);
   assert.deepEqual(texts('\u{1F600}'), ['\u2581', '<0xF0>', '<0x9F>', '<0x98>', '<0x80>']);
-  for (const text of ['ab', ' ab', 'a  b ', '\u00e9\u{1F600}\n', '', ' ', '  ']) assert.equal(tokenizer.decode(tokenizer.encode(text)), text);
+  for (const text of ['ab', ' ab', 'a  b ', '\u00e9\u{1F600}\n', '', ' ', '  '])
+    assert.equal(tokenizer.decode(tokenizer.encode(text)), text);
 });
 
 test('SentencePiece: an unused token is only a step on the way, and is taken apart again', () => {
@@ -111,7 +151,11 @@ test('SentencePiece: text never spells a control or a byte token', () => {
   const tokenizer = readTokenizer(smallSentencePiece(pieces), 'm');
   for (const text of ['<s>', '</s>', '<unk>', '<0x41>']) {
     const ids = tokenizer.encode(text);
-    assert.equal(ids.some((id) => tokenizer.isSpecial(id)), false, text);
+    assert.equal(
+      ids.some((id) => tokenizer.isSpecial(id)),
+      false,
+      text,
+    );
     assert.equal(tokenizer.decode(ids), text);
   }
   assert.deepEqual(tokenizer.encode('<s>', { special: true }), [1]);
@@ -121,20 +165,33 @@ test('SentencePiece: the space before the first word, after special tokens too, 
   const spaced = readTokenizer(smallSentencePiece(pieces), 'm');
   const plain = readTokenizer(smallSentencePiece(pieces, { 'tokenizer.ggml.add_space_prefix': meta.bool(false) }), 'm');
   const ids = spaced.encode('<s>a</s>a', { special: true });
-  assert.deepEqual(ids.map((id) => pieces[id]![0]), ['<s>', '\u2581a', '</s>', '\u2581a']);
+  assert.deepEqual(
+    ids.map((id) => pieces[id]![0]),
+    ['<s>', '\u2581a', '</s>', '\u2581a'],
+  );
   assert.equal(spaced.decode(ids, { special: true }), '<s>a</s>a');
-  assert.deepEqual(plain.encode('a').map((id) => pieces[id]![0]), ['a']);
+  assert.deepEqual(
+    plain.encode('a').map((id) => pieces[id]![0]),
+    ['a'],
+  );
   assert.equal(plain.decode(plain.encode(' a')), ' a');
 });
 
 test('SentencePiece: extra spaces are taken out where the file says so', () => {
-  const tokenizer = readTokenizer(smallSentencePiece(pieces, { 'tokenizer.ggml.remove_extra_whitespaces': meta.bool(true) }), 'm');
+  const tokenizer = readTokenizer(
+    smallSentencePiece(pieces, { 'tokenizer.ggml.remove_extra_whitespaces': meta.bool(true) }),
+    'm',
+  );
   assert.deepEqual(tokenizer.encode('  a   a '), tokenizer.encode('a a'));
   assert.deepEqual(tokenizer.encode('   '), []);
 });
 
 test('SentencePiece without byte tokens: the unknown token, else a refusal', () => {
-  const few: readonly (readonly [string, number, number])[] = [['<unk>', 0, 2], ['\u2581', -1, 1], ['a', -1, 1]];
+  const few: readonly (readonly [string, number, number])[] = [
+    ['<unk>', 0, 2],
+    ['\u2581', -1, 1],
+    ['a', -1, 1],
+  ];
   const unknown = { 'tokenizer.ggml.unknown_token_id': meta.u32(0) };
   assert.deepEqual(readTokenizer(smallSentencePiece(few, unknown), 'm').encode('a\u00e9'), [1, 2, 0]);
   assert.throws(() => readTokenizer(smallSentencePiece(few), 'm').encode('\u00e9'), Refusal);
@@ -162,7 +219,10 @@ test('SentencePiece merges as done by hand: always the pair with the best score,
         if (best.at < 0) break;
         symbols.splice(best.at, 2, symbols[best.at]! + symbols[best.at + 1]!);
       }
-      assert.deepEqual(tokenizer.encode(word).map((id) => tokens[id]![0]), symbols);
+      assert.deepEqual(
+        tokenizer.encode(word).map((id) => tokens[id]![0]),
+        symbols,
+      );
     }
   }
 });

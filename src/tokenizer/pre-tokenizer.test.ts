@@ -6,7 +6,17 @@ import { preTokenizer, preTokenizerNames, splitWords } from './pre-tokenizer.ts'
 const cut = (name: string, text: string) => splitWords(text, preTokenizer(name, 'm'));
 
 test('the pieces are the text, whatever it is', () => {
-  const texts = ['', ' ', 'a', '\n', '\u0000', 'Hello,  world!\n\n 12345 it\u2019s', "I'LL \u6F22\u5B57 \u0915\u0947\u0301 \u{1F600}\u200D", '\uFEFF\u0085 x', '!?'.repeat(50)];
+  const texts = [
+    '',
+    ' ',
+    'a',
+    '\n',
+    '\u0000',
+    'Hello,  world!\n\n 12345 it\u2019s',
+    "I'LL \u6F22\u5B57 \u0915\u0947\u0301 \u{1F600}\u200D",
+    '\uFEFF\u0085 x',
+    '!?'.repeat(50),
+  ];
   for (const name of preTokenizerNames) {
     for (const text of texts) assert.equal(cut(name, text).join(''), text, name);
     assert.deepEqual(cut(name, ''), [], name);
@@ -15,11 +25,14 @@ test('the pieces are the text, whatever it is', () => {
 
 test('every name is there once, and an unknown one is refused with what is known', () => {
   assert.equal(new Set(preTokenizerNames).size, preTokenizerNames.length);
-  assert.throws(() => preTokenizer('hyperbpe', 'model.gguf'), (error) => {
-    assert.ok(error instanceof Refusal);
-    assert.match(error.message, /^model\.gguf: .*'hyperbpe'.*tokenizer\.ggml\.pre.*llama-bpe/);
-    return true;
-  });
+  assert.throws(
+    () => preTokenizer('hyperbpe', 'model.gguf'),
+    (error) => {
+      assert.ok(error instanceof Refusal);
+      assert.match(error.message, /^model\.gguf: .*'hyperbpe'.*tokenizer\.ggml\.pre.*llama-bpe/);
+      return true;
+    },
+  );
 });
 
 test('digits: one by one, in threes from the left, in threes from the right, or all together', () => {
@@ -33,7 +46,17 @@ test('digits: one by one, in threes from the left, in threes from the right, or 
 });
 
 test('deepseek-llm: line ends alone, spaces with the letters or punctuation that follow, ideographs together', () => {
-  assert.deepEqual(cut('deepseek-llm', 'one\r\n two, \u6F22\u5B57 12'), ['one', '\r', '\n', ' two', ',', ' ', '\u6F22\u5B57', ' ', '12']);
+  assert.deepEqual(cut('deepseek-llm', 'one\r\n two, \u6F22\u5B57 12'), [
+    'one',
+    '\r',
+    '\n',
+    ' two',
+    ',',
+    ' ',
+    '\u6F22\u5B57',
+    ' ',
+    '12',
+  ]);
   assert.deepEqual(cut('deepseek-llm', 'end  '), ['end', '  ']);
 });
 

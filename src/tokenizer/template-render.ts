@@ -31,10 +31,9 @@ export function renderTemplate(request: TemplateRequest, now = new Date()): Temp
     const { controlTexts } = request;
     const rendered = contentRanges(plain, request, { controlTexts, comparedWith: program.comparedWith, render });
     if (rendered !== undefined) return { kind: 'rendered', rendered };
-    const found = controlTexts.filter((text) =>
-      JSON.stringify(request.messages).includes(JSON.stringify(text).slice(1, -1)),
-    );
-    return { kind: 'mixed', message: found.join(', ') };
+    const given = JSON.stringify([request.messages, request.tools, request.documents, request.kwargs]);
+    const found = controlTexts.filter((text) => given.includes(JSON.stringify(text).slice(1, -1)));
+    return { kind: 'mixed', message: found.join(', ') || 'characters that control tokens are made of' };
   } catch (error) {
     if (error instanceof TemplateSyntax) return { kind: 'syntax', message: error.message };
     if (error instanceof TemplateRaised) return { kind: 'raised', message: error.message };

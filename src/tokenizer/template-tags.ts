@@ -52,6 +52,7 @@ export function contentRanges(
   const free = unusedPrivate(input, plain, context.comparedWith);
   for (const way of ways) {
     const tags = new Tags(way, { present, control, comparedWith: context.comparedWith, free });
+    if (!tags.safe) continue;
     const tagged = tags.input(input);
     if (!tags.used) return { text: plain, content: [] };
     let result: string;
@@ -67,7 +68,10 @@ export function contentRanges(
 }
 
 class Tags {
+  /** Something in the input has been tagged. */
   used = false;
+  /** Every control token has a character that is tagged wherever content has it, so content alone cannot spell one. */
+  readonly safe: boolean;
   readonly #tagOf = new Map<string, string>();
   readonly #characterOf = new Map<string, string>();
   /** Runs of characters to tag. */
@@ -81,7 +85,6 @@ class Tags {
   /** Of that, what goes between marks. */
   readonly #marked: ReadonlySet<string>;
   readonly #control: RegExp;
-  readonly #way: Way;
 
   constructor(
     way: Way,
@@ -93,7 +96,6 @@ class Tags {
     },
   ) {
     const { present, control, comparedWith, free } = context;
-    this.#way = way;
     this.#control = control;
     this.#open = next(free);
     this.#close = next(free);
@@ -114,6 +116,12 @@ class Tags {
       return way.allLiterals || !couldGrow(literal, present);
     });
     this.#whole = anyOf(kept);
+    const growing = kept.filter((literal) => !this.#hasControl(literal) && couldGrow(literal, present));
+    this.safe = present.every((text) =>
+      [...text].some(
+        (character) => this.#tagOf.has(character) && !growing.some((literal) => literal.includes(character)),
+      ),
+    );
     this.#marked = new Set(kept.filter((literal) => this.#hasControl(literal)));
   }
 
@@ -165,12 +173,9 @@ class Tags {
   }
 
   #text(text: string): string {
-    const protectedRanges = this.#way.marks ? [] : matches(this.#control, text);
     let result = '';
     let done = 0;
     for (const [start, end] of this.#whole === undefined ? [] : matches(this.#whole, text)) {
-      // A literal inside a control token's text is that token's: it is tagged with it.
-      if (protectedRanges.some(([from, to]) => start < to && end > from)) continue;
       const literal = text.slice(start, end);
       result += this.#swap(text.slice(done, start));
       if (this.#marked.has(literal)) {
@@ -209,10 +214,14 @@ function couldGrow(literal: string, controlTexts: readonly string[]): boolean {
   });
 }
 
-/** Which of `texts`, all matched by `any`, can be read in `text`, those inside others included. */
+/** Which of `texts`, all matched by `any`, can be read in `text`, those inside others included; none of mere space. */
 function textsIn(text: string, any: RegExp, texts: readonly string[]): string[] {
   const found = new Set(Array.from(text.matchAll(new RegExp(`(?=(${any.source}))`, 'g')), (match) => match[1]!));
-  return texts.filter((each) => found.has(each) || [...found].some((longer) => longer.includes(each)));
+  return texts.filter(
+    (each) =>
+      (found.has(each) || [...found].some((longer) => longer.includes(each))) &&
+      [...each].some((character) => !NEVER_TAGGED.test(character)),
+  );
 }
 
 /** Appends a range that begins no earlier than the last one ends. */

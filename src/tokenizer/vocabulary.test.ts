@@ -33,12 +33,15 @@ test('a vocabulary that contradicts itself is corrupt, and the key is named', ()
     ['tokenizer.ggml.model', meta.u32(1), /model is u32/],
   ];
   for (const [key, value, message] of cases) {
-    assert.throws(() => read({ [key]: value }), (error) => {
-      assert.ok(error instanceof CorruptFileError, `${key}: ${error}`);
-      assert.match(error.message, message);
-      assert.match(error.message, /^model\.gguf: /);
-      return true;
-    });
+    assert.throws(
+      () => read({ [key]: value }),
+      (error) => {
+        assert.ok(error instanceof CorruptFileError, `${key}: ${error}`);
+        assert.match(error.message, message);
+        assert.match(error.message, /^model\.gguf: /);
+        return true;
+      },
+    );
   }
 });
 
@@ -46,7 +49,10 @@ test('what is missing is named', () => {
   for (const key of ['tokenizer.ggml.model', 'tokenizer.ggml.tokens', 'tokenizer.ggml.merges']) {
     const metadata = smallBytePairs({});
     metadata.delete(key);
-    assert.throws(() => readTokenizer(metadata, 'm'), (error) => error instanceof CorruptFileError && error.message.includes(key));
+    assert.throws(
+      () => readTokenizer(metadata, 'm'),
+      (error) => error instanceof CorruptFileError && error.message.includes(key),
+    );
   }
   const pieces = smallSentencePiece([['a', 0, 1]]);
   pieces.delete('tokenizer.ggml.scores');
@@ -55,8 +61,14 @@ test('what is missing is named', () => {
 });
 
 test('unknown tokenizers and pre-tokenizers are refused by name', () => {
-  for (const [key, name] of [['tokenizer.ggml.model', 'runes'], ['tokenizer.ggml.pre', 'hyperbpe']] as const) {
-    assert.throws(() => read({ [key]: meta.string(name) }), (error) => error instanceof Refusal && error.message.includes(`'${name}'`));
+  for (const [key, name] of [
+    ['tokenizer.ggml.model', 'runes'],
+    ['tokenizer.ggml.pre', 'hyperbpe'],
+  ] as const) {
+    assert.throws(
+      () => read({ [key]: meta.string(name) }),
+      (error) => error instanceof Refusal && error.message.includes(`'${name}'`),
+    );
   }
 });
 
@@ -77,9 +89,13 @@ test('BOS is added where the file says so, else where the models of its pre-toke
 });
 
 test('an answer ends at the ids that the file names and at texts known to end one', () => {
-  const ends = (tokenizer: { readonly endOfGeneration: ReadonlySet<number> }) => [...tokenizer.endOfGeneration].sort((a, b) => a - b);
+  const ends = (tokenizer: { readonly endOfGeneration: ReadonlySet<number> }) =>
+    [...tokenizer.endOfGeneration].sort((a, b) => a - b);
   assert.deepEqual(ends(read({})), [259]);
-  assert.deepEqual(ends(read({ 'tokenizer.ggml.eos_token_id': meta.u32(257), 'tokenizer.ggml.eom_token_id': meta.u32(258) })), [257, 258, 259]);
+  assert.deepEqual(
+    ends(read({ 'tokenizer.ggml.eos_token_id': meta.u32(257), 'tokenizer.ggml.eom_token_id': meta.u32(258) })),
+    [257, 258, 259],
+  );
   // <|end|> closes a message, not the answer, where <|return|> does that.
   const harmony = smallBytePairs({ control: ['<|return|>', '<|call|>', '<|end|>'] });
   assert.deepEqual(ends(readTokenizer(harmony, 'm')), [256, 257]);
@@ -95,10 +111,18 @@ test('an end token that the file calls normal or user-defined is a control token
 });
 
 test('the keys that were read, and the summary', () => {
-  const tokenizer = read({ 'tokenizer.ggml.eos_token_id': meta.u32(259), 'tokenizer.chat_template': meta.string('abc') });
+  const tokenizer = read({
+    'tokenizer.ggml.eos_token_id': meta.u32(259),
+    'tokenizer.chat_template': meta.string('abc'),
+  });
   assert.deepEqual([...tokenizer.consumedKeys].sort(), [
-    'tokenizer.chat_template', 'tokenizer.ggml.eos_token_id', 'tokenizer.ggml.merges', 'tokenizer.ggml.model',
-    'tokenizer.ggml.pre', 'tokenizer.ggml.token_type', 'tokenizer.ggml.tokens',
+    'tokenizer.chat_template',
+    'tokenizer.ggml.eos_token_id',
+    'tokenizer.ggml.merges',
+    'tokenizer.ggml.model',
+    'tokenizer.ggml.pre',
+    'tokenizer.ggml.token_type',
+    'tokenizer.ggml.tokens',
   ]);
   assert.deepEqual(tokenizer.summary(), {
     model: 'gpt2',
