@@ -7,12 +7,17 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { openGguf } from '../../src/format/gguf.ts';
-import { preTokenizer, splitWords } from '../../src/tokenizer/pre-tokenizer.ts';
 import { readTokenizer, type Tokenizer } from '../../src/tokenizer/index.ts';
+import { preTokenizer, splitWords } from '../../src/tokenizer/pre-tokenizer.ts';
 import { BUNDLED, largeModel } from '../support/models.ts';
 import { nodeByteSource } from '../support/node-source.ts';
 import {
-  type FixtureVocabulary, fixtureCases, fixtureJson, fixtureTokenizer, fixtureVocabularies, seededRandom,
+  type FixtureVocabulary,
+  fixtureCases,
+  fixtureJson,
+  fixtureTokenizer,
+  fixtureVocabularies,
+  seededRandom,
 } from '../support/vocabularies.ts';
 
 interface Pieces {
@@ -61,7 +66,13 @@ for (const name of fixtureVocabularies) {
     const tokenizer = await fixtureTokenizer(name);
     const random = seededRandom(3);
     const letters = Array.from({ length: 100_000 }, () => String.fromCharCode(97 + random(26))).join('');
-    for (const word of [letters, 'a'.repeat(100_000), '\u6F22'.repeat(100_000), '!'.repeat(100_000), ' '.repeat(100_000)]) {
+    for (const word of [
+      letters,
+      'a'.repeat(100_000),
+      '\u6F22'.repeat(100_000),
+      '!'.repeat(100_000),
+      ' '.repeat(100_000),
+    ]) {
       const ids = tokenizer.encode(word);
       assert.equal(tokenizer.decode(ids), word);
       assert.ok(ids.length > 0);

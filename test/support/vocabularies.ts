@@ -23,7 +23,9 @@ export async function fixtureTokenizer(name: FixtureVocabulary): Promise<Tokeniz
 }
 
 /** Texts with the ids that they must give. */
-export function fixtureCases(name: FixtureVocabulary): readonly { readonly text: string; readonly ids: readonly number[] }[] {
+export function fixtureCases(
+  name: FixtureVocabulary,
+): readonly { readonly text: string; readonly ids: readonly number[] }[] {
   const texts = readFileSync(new URL(`${name}.inp`, folder), 'utf8').split('\n__ggml_vocab_test__\n');
   const lines = readFileSync(new URL(`${name}.out`, folder), 'utf8').split('\n');
   return texts.map((text, i) => ({ text, ids: (lines[i]?.match(/\d+/g) ?? []).map(Number) }));
@@ -67,9 +69,18 @@ export function smallSentencePiece(
   return new Map<string, MetadataValue>(
     Object.entries({
       'tokenizer.ggml.model': meta.string('llama'),
-      'tokenizer.ggml.tokens': meta.array('string', tokens.map(([text]) => text)),
-      'tokenizer.ggml.scores': meta.array('f32', Float32Array.from(tokens, ([, score]) => score)),
-      'tokenizer.ggml.token_type': meta.array('i32', Int32Array.from(tokens, ([, , type]) => type)),
+      'tokenizer.ggml.tokens': meta.array(
+        'string',
+        tokens.map(([text]) => text),
+      ),
+      'tokenizer.ggml.scores': meta.array(
+        'f32',
+        Float32Array.from(tokens, ([, score]) => score),
+      ),
+      'tokenizer.ggml.token_type': meta.array(
+        'i32',
+        Int32Array.from(tokens, ([, , type]) => type),
+      ),
       ...more,
     }),
   );
