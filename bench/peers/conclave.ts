@@ -4,7 +4,9 @@ import type { Model } from '../../src/index.ts';
 import { type Engine, type Job, runChild } from './measure.ts';
 
 // The built package, so that stripping types is in nobody's load time.
-const { load } = (await import(new URL('../../dist/index.js', import.meta.url).href)) as typeof import('../../src/index.ts');
+const { load } = (await import(
+  new URL('../../dist/index.js', import.meta.url).href
+)) as typeof import('../../src/index.ts');
 
 function conclave(job: Job): Engine {
   let model: Model | undefined;
@@ -18,7 +20,10 @@ function conclave(job: Job): Engine {
       const session = model.session();
       const started = performance.now();
       try {
-        for await (const part of session.generate({ tokens: prompt }, { temperature: 0, maxTokens: count, ignoreEos: true })) {
+        for await (const part of session.generate(
+          { tokens: prompt },
+          { temperature: 0, maxTokens: count, ignoreEos: true },
+        )) {
           if (part.type !== 'finish') continue;
           const lastMs = performance.now() - started;
           // Text may come later than its tokens (half characters), so the engine's own clock parts prefill from decode;

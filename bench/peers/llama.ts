@@ -3,7 +3,14 @@
  * its package brings is used; nothing is downloaded or compiled.
  */
 
-import { getLlama, type LlamaContext, type LlamaContextSequence, LlamaLogLevel, type LlamaModel, type Token } from 'node-llama-cpp';
+import {
+  getLlama,
+  type LlamaContext,
+  type LlamaContextSequence,
+  LlamaLogLevel,
+  type LlamaModel,
+  type Token,
+} from 'node-llama-cpp';
 
 import { type Engine, type Job, readJob, runChild } from './measure.ts';
 

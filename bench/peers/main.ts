@@ -3,11 +3,10 @@
  * context and batch, alternating, each measurement in a process of its own. Prints medians and ratios.
  */
 
-import { spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { existsSync, readFileSync, statSync } from 'node:fs';
-import { availableParallelism, cpus } from 'node:os';
+import { availableParallelism, cpus, loadavg } from 'node:os';
 import { basename, resolve } from 'node:path';
-import { execFileSync } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
@@ -94,7 +93,12 @@ function runOnce(engine: EngineName, job: Job): Promise<Figures> {
     child.on('close', (code, signal) => {
       const last = output.trimEnd().split('\n').at(-1) ?? '';
       if (code === 0 && last.startsWith('{')) done(JSON.parse(last) as Figures);
-      else failed(new Error(`the ${engine} child ended with ${signal ?? code} on ${job.model}; it printed: ${output.trim() || 'nothing'}`));
+      else
+        failed(
+          new Error(
+            `the ${engine} child ended with ${signal ?? code} on ${job.model}; it printed: ${output.trim() || 'nothing'}`,
+          ),
+        );
     });
   });
 }
@@ -119,7 +123,9 @@ function medians(runs: readonly Figures[]): Figures {
 }
 
 async function vocabularyOf(path: string): Promise<number> {
-  const { planModel } = (await import(new URL('../../dist/index.js', import.meta.url).href)) as typeof import('../../src/index.ts');
+  const { planModel } = (await import(
+    new URL('../../dist/index.js', import.meta.url).href
+  )) as typeof import('../../src/index.ts');
   const { info } = await planModel(path, {});
   return info.vocabulary;
 }
@@ -155,7 +161,10 @@ async function compare(model: string, { threads, context, batch, rounds, repeats
 function commit(): string {
   try {
     const git = (...args: string[]) => execFileSync('git', args, { cwd: import.meta.dirname, encoding: 'utf8' }).trim();
-    return git('rev-parse', '--short', 'HEAD') + (git('status', '--porcelain', '--', '../../src') === '' ? '' : ' with changes');
+    return (
+      git('rev-parse', '--short', 'HEAD') +
+      (git('status', '--porcelain', '--', '../../src') === '' ? '' : ' with changes')
+    );
   } catch {
     return 'unknown';
   }
@@ -178,6 +187,12 @@ const machine = {
   peer: `node-llama-cpp ${peerVersion()}`,
   date: new Date().toISOString().slice(0, 10),
 };
+const busy = loadavg()[0] ?? 0;
+if (busy > 0.5) {
+  console.error(
+    `bench/peers: the machine is busy (load ${busy.toFixed(1)}); figures and ratios mean little until it idles`,
+  );
+}
 const comparisons: Comparison[] = [];
 for (const model of chosen.models) comparisons.push(await compare(model, chosen));
 if (chosen.json) console.log(JSON.stringify({ machine, settings: chosen, comparisons }, null, 2));

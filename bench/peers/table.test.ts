@@ -17,7 +17,14 @@ function figures(scale: number): Figures {
 }
 
 test('a ratio is ours over theirs, for every figure of every model', () => {
-  const comparison = { model: 'a.gguf', bytes: 26e6, conclave: figures(2), llama: figures(1), sameTokens: 2, rounds: { conclave: [], llama: [] } };
+  const comparison = {
+    model: 'a.gguf',
+    bytes: 26e6,
+    conclave: figures(2),
+    llama: figures(1),
+    sameTokens: 2,
+    rounds: { conclave: [], llama: [] },
+  };
   const text = table(
     [comparison],
     { cpu: 'some CPU', cores: 2, node: 'v26.0.0', commit: 'abc', peer: 'node-llama-cpp 1.2.3', date: '2026-01-02' },

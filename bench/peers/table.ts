@@ -41,7 +41,13 @@ const lines: readonly Line[] = [
 export function table(
   comparisons: readonly Comparison[],
   machine: Machine,
-  settings: { readonly threads: number; readonly context: number; readonly batch: number; readonly rounds: number; readonly repeats: number },
+  settings: {
+    readonly threads: number;
+    readonly context: number;
+    readonly batch: number;
+    readonly rounds: number;
+    readonly repeats: number;
+  },
 ): string {
   const { threads, context, batch, rounds, repeats } = settings;
   const out = [
@@ -56,7 +62,9 @@ export function table(
       const ours = value(conclave);
       const theirs = value(llama);
       const title = index === 0 ? `${model} (${(bytes / 1e6).toFixed(0)} MB)` : '';
-      out.push(`| ${title} | ${name} | ${ours.toFixed(digits)} | ${theirs.toFixed(digits)} | ${(ours / theirs).toFixed(2)} |`);
+      out.push(
+        `| ${title} | ${name} | ${ours.toFixed(digits)} | ${theirs.toFixed(digits)} | ${(ours / theirs).toFixed(2)} |`,
+      );
     });
     out.push(`| | same greedy tokens | ${sameTokens} of ${conclave.greedy.length} | | |`);
   }

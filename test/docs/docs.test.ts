@@ -5,9 +5,8 @@ import { existsSync, readFileSync, statSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
-
-import { flags } from '../../src/cli/flags.ts';
 import { commands } from '../../src/cli/commands.ts';
+import { flags } from '../../src/cli/flags.ts';
 import { families } from '../../src/model/families/index.ts';
 import { formats } from '../../src/quant/index.ts';
 import { BUNDLED } from '../support/models.ts';
@@ -28,7 +27,10 @@ const list = (text: string, pattern: RegExp) => [...text.matchAll(pattern)].map(
 test('the README lists the formats and the families of the tables', () => {
   const readme = read('README.md');
   assert.deepEqual(list(cell(readme, 'weight formats'), /([A-Z0-9_]+)/g), formats.map(({ id }) => id).sort());
-  assert.deepEqual(list(cell(readme, 'families'), /`([^`]+)`/g), families.map(({ architecture }) => architecture).sort());
+  assert.deepEqual(
+    list(cell(readme, 'families'), /`([^`]+)`/g),
+    families.map(({ architecture }) => architecture).sort(),
+  );
 });
 
 test('the README names the commands that there are, and only flags that there are', () => {
@@ -44,7 +46,13 @@ test('the README names the commands that there are, and only flags that there ar
 });
 
 test('every file that a document links to or calls a test is there', () => {
-  for (const document of ['README.md', 'CONTRIBUTING.md', 'models/README.md', 'docs/architecture.md', 'bench/README.md']) {
+  for (const document of [
+    'README.md',
+    'CONTRIBUTING.md',
+    'models/README.md',
+    'docs/architecture.md',
+    'bench/README.md',
+  ]) {
     const text = read(document);
     const links = list(text, /\]\((?!https?:|#)([^)#]+)/g).map((link) => join(dirname(document), link ?? ''));
     const tests = list(text, /`((?:src|test|scripts|bench)\/[\w./-]+\.ts)`/g).map((path) => path ?? '');
@@ -56,7 +64,9 @@ test('the model card gives the size and the answers that are recorded', () => {
   const card = read('models/README.md');
   assert.ok(card.includes(`${statSync(join(root, 'models', BUNDLED)).size.toLocaleString('en-US')} bytes`));
   const answers = referenceModels.find(({ file }) => file === BUNDLED)?.answers ?? [];
-  const rows = [...card.slice(card.indexOf('| asked |')).matchAll(/^\| (?:\*\*.*\*\* )?([A-Z][^|]*[?.]) \| ([A-Z][^|]*) \|$/gm)];
+  const rows = [
+    ...card.slice(card.indexOf('| asked |')).matchAll(/^\| (?:\*\*.*\*\* )?([A-Z][^|]*[?.]) \| ([A-Z][^|]*) \|$/gm),
+  ];
   assert.ok(rows.length >= 8);
   for (const [, question, said] of rows) {
     const recorded = answers.find(({ messages }) => messages[0]?.content === question);

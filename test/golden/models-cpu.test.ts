@@ -74,7 +74,9 @@ function faults(model: Model, rows: string, partings: readonly Parting[], limit:
   const largest = Math.max(0, ...partings.map(({ answer, step }) => answer.gap[step] ?? Number.POSITIVE_INFINITY));
   console.log(`${model.info.name}, ${rows} rows: ${partings.length} partings, the largest gap ${largest}`);
   return [
-    ...(partings.length > limit.count ? [`${partings.length} partings in ${rows} rows, and ${limit.count} at most`] : []),
+    ...(partings.length > limit.count
+      ? [`${partings.length} partings in ${rows} rows, and ${limit.count} at most`]
+      : []),
     ...(largest > limit.gap ? [`a parting in ${rows} rows at a gap of ${largest}, and ${limit.gap} at most`] : []),
   ];
 }

@@ -22,7 +22,11 @@ for (const { file, answers } of referenceModels) {
         assert.deepEqual(model.tokenize(text, { special: true, addBos: false }), ids, text);
         const session = model.session();
         const parts = [];
-        for await (const part of session.generate(messages, { temperature: 0, maxTokens: greedy.length, ignoreEos: true })) {
+        for await (const part of session.generate(messages, {
+          temperature: 0,
+          maxTokens: greedy.length,
+          ignoreEos: true,
+        })) {
           parts.push(part);
         }
         const last = parts.at(-1);

@@ -41,7 +41,9 @@ export function modelTest(file: string, title: string, body: (path: string) => P
   if (path !== undefined) {
     test(title, () => body(path));
   } else if (process.env.CI === 'true') {
-    test(title, () => assert.fail(`${file} is in none of ${folders().join(', ')}, and in CI every model must be there`));
+    test(title, () =>
+      assert.fail(`${file} is in none of ${folders().join(', ')}, and in CI every model must be there`),
+    );
   } else {
     if (leftOut.size === 0) process.once('exit', report);
     leftOut.set(file, (leftOut.get(file) ?? 0) + 1);
@@ -50,5 +52,7 @@ export function modelTest(file: string, title: string, body: (path: string) => P
 
 function report(): void {
   const list = [...leftOut].map(([file, count]) => `${count} of ${file}`).join(', ');
-  console.log(`left out, for want of models (CONCLAVE_MODELS names their folder, \`npm run models\` brings SmolLM2): ${list}`);
+  console.log(
+    `left out, for want of models (CONCLAVE_MODELS names their folder, \`npm run models\` brings SmolLM2): ${list}`,
+  );
 }
