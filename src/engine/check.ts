@@ -12,11 +12,11 @@ export function wholeFrom(least: number, most = Number.MAX_SAFE_INTEGER): Check 
 
 export function numberFrom(least: number, most = Infinity): Check {
   const expected = most === Infinity ? `a number from ${least} on` : `a number from ${least} to ${most}`;
-  return (value) => (isFinite(value) && value >= least && value <= most ? undefined : expected);
+  return (value) => (isNumber(value) && value >= least && value <= most ? undefined : expected);
 }
 
-export const finite: Check = (value) => (isFinite(value) ? undefined : 'a finite number');
-export const positive: Check = (value) => (isFinite(value) && value > 0 ? undefined : 'a number above 0');
+export const finite: Check = (value) => (isNumber(value) ? undefined : 'a finite number');
+export const positive: Check = (value) => (isNumber(value) && value > 0 ? undefined : 'a number above 0');
 export const flag: Check = (value) => (typeof value === 'boolean' ? undefined : 'true or false');
 export const callback: Check = (value) => (typeof value === 'function' ? undefined : 'a function');
 export const plainObject: Check = (value) =>
@@ -55,6 +55,6 @@ export function show(value: unknown): string {
   return typeof value === 'function' ? 'a function' : String(value);
 }
 
-function isFinite(value: unknown): value is number {
+function isNumber(value: unknown): value is number {
   return Number.isFinite(value);
 }

@@ -18,6 +18,8 @@ import { Request, Scheduler } from './scheduler.ts';
 
 /** `tokens` messages that may be on their way before the loop gathers tokens instead of posting each. */
 const MESSAGES_AHEAD = 4;
+/** Milliseconds between `tokens` messages at the least: each costs a tenth of a small model's step. */
+const MESSAGE_INTERVAL_MS = 5;
 /** A progress message is posted for every so many parts of the whole. */
 const PROGRESS_PARTS = 200;
 
@@ -125,6 +127,7 @@ class EngineLoop {
   /** Tokens that are not posted yet. */
   readonly #outbox = new Map<Request, number[]>();
   #tokenMessages = 0;
+  #lastPostAt = -Infinity;
 
   constructor({ post, mail, data, executable }: LoopOptions) {
     this.#post = post;
@@ -159,7 +162,7 @@ class EngineLoop {
       }
       if (!this.#scheduler.busy) continue;
       await this.#scheduler.turn();
-      if (this.#tokenMessages - this.#mail.tokensReceived < MESSAGES_AHEAD) this.#postTokens();
+      if (this.#timeToPost()) this.#postTokens();
     }
   }
 
@@ -238,10 +241,16 @@ class EngineLoop {
     this.#post(event);
   }
 
+  /** Not too often, not faster than the main side reads; but nothing waits for a chunk of a prompt, which may take long. */
+  #timeToPost(): boolean {
+    if (this.#outbox.size === 0 || this.#tokenMessages - this.#mail.tokensReceived >= MESSAGES_AHEAD) return false;
+    return this.#scheduler.promptsWaiting || performance.now() - this.#lastPostAt >= MESSAGE_INTERVAL_MS;
+  }
+
   #postTokens(): void {
-    if (this.#outbox.size === 0) return;
     const batches = Array.from(this.#outbox, ([request, tokens]) => ({ request: request.id, tokens, ...timing(request) }));
     this.#outbox.clear();
+    this.#lastPostAt = performance.now();
     this.#tokenMessages++;
     this.#post({ type: 'tokens', batches });
   }

@@ -133,9 +133,10 @@ export class Sampler {
     if (best === -1) this.#nothingLeft(logits);
     const max = row[best]!;
     const least = max + Math.log(minP);
+    const { length } = row;
     let limit = 0;
     let mass = 0;
-    for (let i = 0; i < row.length; i++) {
+    for (let i = 0; i < length; i++) {
       const logit = row[i]!;
       if (logit >= least) limit++;
       mass += Math.exp(logit - max);
@@ -152,10 +153,11 @@ export class Sampler {
     const best = argmax(row);
     if (best === -1) return this.#nothingLeft(logits);
     const max = row[best]!;
+    const { length } = row;
     let mass = 0;
-    for (let i = 0; i < row.length; i++) mass += Math.exp((row[i]! - max) / temperature);
+    for (let i = 0; i < length; i++) mass += Math.exp((row[i]! - max) / temperature);
     let left = random * mass;
-    for (let i = 0; i < row.length; i++) {
+    for (let i = 0; i < length; i++) {
       left -= Math.exp((row[i]! - max) / temperature);
       if (left < 0) return i;
     }

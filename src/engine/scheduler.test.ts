@@ -68,7 +68,7 @@ async function alone(id: number, prompt: readonly number[], maxTokens = 40): Pro
 test('an answer alone is the same among a hundred others', async () => {
   const bench = new Bench({ pages: 400 });
   const prompts = Array.from({ length: 100 }, (_, id) => promptOf(id, 1 + ((id * 11) % 90)));
-  prompts.forEach((prompt, id) => bench.add(id, prompt, { maxTokens: 150 }));
+  for (const [id, prompt] of prompts.entries()) bench.add(id, prompt, { maxTokens: 150 });
   await bench.drain();
   for (const [id, prompt] of prompts.entries()) {
     assert.deepEqual(bench.tokens.get(id), await alone(id, prompt, 150), `request ${id}`);

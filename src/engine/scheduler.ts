@@ -92,6 +92,11 @@ export class Scheduler {
     return this.#prompts.length > 0 || this.#running.length > 0;
   }
 
+  /** Whether a chunk of a prompt is to be read. */
+  get promptsWaiting(): boolean {
+    return this.#prompts.length > 0;
+  }
+
   add(request: Request): void {
     const rows = request.prompt.length;
     if (rows === 0 || request.timeline.length + rows >= this.#options.context) {

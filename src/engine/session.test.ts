@@ -3,6 +3,7 @@ import { after, before, suite, test } from 'node:test';
 import { fakeModel, SAFE, VOCABULARY } from '../../test/support/fake-model.ts';
 import { DisposedError, NonFiniteError, OutOfMemoryError, UsageError } from '../errors.ts';
 import type { LoadedModel } from './model.ts';
+import { argmax } from './top-k.ts';
 import type { GenerateOptions, Part, Prompt, Session } from './types.ts';
 
 type Finish = Extract<Part, { type: 'finish' }>;
@@ -264,7 +265,7 @@ suite('a session', () => {
     for (const length of [1, 64, 65, 150]) {
       const row = logits.slice((length - 1) * VOCABULARY, length * VOCABULARY);
       const { tokens: [first] } = await fresh({ tokens: tokens.slice(0, length) }, { temperature: 0, maxTokens: 1, ignoreEos: true });
-      assert.equal(row.indexOf(Math.max(...row)), first);
+      assert.equal(argmax(row), first);
     }
     await assert.rejects(model.logits([]), UsageError);
     await assert.rejects(model.logits([VOCABULARY]), UsageError);

@@ -23,21 +23,21 @@ export class Candidates {
     const { ids, logits } = this;
     let filled = 0;
     let least = -Infinity;
-    for (let id = 0; id < row.length; id++) {
+    const { length } = row;
+    for (let id = 0; id < length; id++) {
       const logit = row[id]!;
-      // True for NaN too, which every comparison denies. An equal one has the higher id and stays out.
-      if (!(logit <= least)) {
-        if (!(logit < Infinity)) notFinite(id, logit);
-        if (filled < k) {
-          ids[filled] = id;
-          logits[filled++] = logit;
-          if (filled < k) continue;
-          for (let at = (k >> 1) - 1; at >= 0; at--) this.#sink(at, k, ids[at]!, logits[at]!);
-        } else {
-          this.#sink(0, k, id, logit);
-        }
-        least = logits[0]!;
+      // An equal one has the higher id and stays out. NaN goes on: every comparison denies it.
+      if (logit <= least) continue;
+      if (!(logit < Infinity)) notFinite(id, logit);
+      if (filled < k) {
+        ids[filled] = id;
+        logits[filled++] = logit;
+        if (filled < k) continue;
+        for (let at = (k >> 1) - 1; at >= 0; at--) this.#sink(at, k, ids[at]!, logits[at]!);
+      } else {
+        this.#sink(0, k, id, logit);
       }
+      least = logits[0]!;
     }
     this.count = filled;
     if (filled < k) for (let at = (filled >> 1) - 1; at >= 0; at--) this.#sink(at, filled, ids[at]!, logits[at]!);
@@ -123,14 +123,15 @@ function isWorse(logitA: number, idA: number, logitB: number, idB: number): bool
 export function argmax(logits: Float32Array): number {
   let best = -Infinity;
   let id = -1;
-  for (let i = 0; i < logits.length; i++) {
+  // Read once: in the loop's condition it costs more than the comparison.
+  const { length } = logits;
+  for (let i = 0; i < length; i++) {
     const logit = logits[i]!;
-    // True for NaN too, which every comparison denies.
-    if (!(logit <= best)) {
-      if (!(logit < Infinity)) notFinite(i, logit);
-      best = logit;
-      id = i;
-    }
+    // NaN goes on: every comparison denies it.
+    if (logit <= best) continue;
+    if (!(logit < Infinity)) notFinite(i, logit);
+    best = logit;
+    id = i;
   }
   return id;
 }
