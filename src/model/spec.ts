@@ -18,7 +18,7 @@
  * | `layers.i.moe.selectionBias` | [experts] |
  * | `layers.i.moe.gate`, `.up`, `.down` | [experts, inner, hidden] twice, [experts, hidden, inner] |
  * | `layers.i.moe.shared.gate`, `.up`, `.down` | [sharedInner, hidden] twice, [hidden, sharedInner] |
- * | `layers.i.moe.shared.router` | [1, hidden] or [hidden]: the shared expert's own gate |
+ * | `layers.i.moe.shared.router` | [1, hidden]: the shared expert's own gate |
  * | `finalNorm` | [hidden] |
  * | `head` | [vocabulary, hidden]; absent when `head.tied` |
  * | `ropeFactors` | [rope dimensions / 2]: what each inverse frequency is divided by |

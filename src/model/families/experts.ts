@@ -129,8 +129,9 @@ function claimSharedExpert(reader: FamilyReader, layer: number, hidden: number, 
   reader.weight(`${at}.up`, `${blk}.ffn_up_shexp.weight`, [shared.inner, hidden]);
   reader.weight(`${at}.down`, `${blk}.ffn_down_shexp.weight`, [hidden, shared.inner]);
   if (shared.gated) {
-    // One row, which some writers store as a vector.
+    // One row, which some writers store as a vector: then it is a stack of one.
     const tensor = `${blk}.ffn_gate_inp_shexp.weight`;
-    reader.weight(`${at}.router`, tensor, reader.shapeOf(tensor)?.length === 2 ? [1, hidden] : [hidden]);
+    if (reader.shapeOf(tensor)?.length === 2) reader.weight(`${at}.router`, tensor, [1, hidden]);
+    else reader.stacked(`${at}.router`, [tensor], [1, hidden]);
   }
 }
