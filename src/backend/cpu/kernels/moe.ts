@@ -49,10 +49,11 @@ export const moeRows: readonly CpuRow[] = [
     tolerance: { relativeRms: int8Tolerance.relativeRms, reason: `${int8Tolerance.reason}, twice over` },
     layout: 'interleave4',
     accepts(request) {
-      const { moe } = request.operation as MoeOperation;
+      const { moe, prefix } = request.operation as MoeOperation;
       if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
       for (const [name, { format, shape }] of Object.entries(request.weights)) {
-        if (shape.length < 2) continue;
+        if (name === `${prefix}.selectionBias`) continue;
+        if (shape.length < 2) return `${name}: needs a matrix, found [${shape.join(', ')}]`;
         const answer = acceptsWeight(name, format, shape.at(-1) as number);
         if (answer !== true) return answer;
       }
