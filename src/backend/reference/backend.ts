@@ -90,7 +90,7 @@ export class ReferenceExecutable implements Executable {
   #compute(operation: Operation, step: Step): Float32Array {
     switch (operation.kind) {
       case 'embed':
-        return embed(this.#weight(operation.weight), step.tokens, this.#spec.hidden);
+        return embed(this.#weight(operation.weight), step.tokens, this.#graph.widths[operation.output]);
       case 'norm':
         return norm(this.#value(operation.input), this.#weight(operation.weight), operation.group, operation.epsilon);
       case 'linear':
