@@ -6,66 +6,71 @@
 // u8: to 15, one sum of 32 columns; i8: to 31, two sums of 16; u16: halves of 16 columns with a scale each, to 31;
 // i16: halves, to 63, sums of 8; u32: signed bytes, i16 × i16 products.
 
-import { dotPairs, widen } from './lanes';
+import { dotPairs, lane0, lane1, lane2, lane3, widen } from './lanes';
 import { OFFSET, OFFSET_SECOND, SCALE, SCALE_SECOND } from './tiles/tile';
 
-/** Exact Σ q·a over 16 columns from `at` on (0 or 1), a row a lane. */
+/** Exact Σ q·a of 16 columns in i16: `a` holds the 16 activation bytes, w0 … w3 four columns of four rows each. */
+// @ts-ignore: decorator
+@inline
+export function quarterSum(a: v128, w0: v128, w1: v128, w2: v128, w3: v128): v128 {
+  return i16x8.add(
+    i16x8.add(dotPairs(lane0(a), w0), dotPairs(lane1(a), w1)),
+    i16x8.add(dotPairs(lane2(a), w2), dotPairs(lane3(a), w3)),
+  );
+}
+
+/** Exact Σ q·a over 32 columns of signed bytes, in i32. */
+// @ts-ignore: decorator
+@inline
+export function signedSum(w: usize, x: usize): v128 {
+  // Rows 0 and 1 in `low`, 2 and 3 in `high`, each as two partial sums.
+  let low = i32x4.splat(0);
+  let high = i32x4.splat(0);
+  for (let i: usize = 0; i < 4; i++) {
+    const a = v128.load_ext<i8>(x + (i << 3));
+    const first = i64x2.shuffle(a, a, 0, 0);
+    const second = i64x2.shuffle(a, a, 1, 1);
+    const at = w + (i << 5);
+    low = i32x4.add(low, i32x4.dot_i16x8_s(first, v128.load_ext<i8>(at)));
+    high = i32x4.add(high, i32x4.dot_i16x8_s(first, v128.load_ext<i8>(at, 8)));
+    low = i32x4.add(low, i32x4.dot_i16x8_s(second, v128.load_ext<i8>(at, 16)));
+    high = i32x4.add(high, i32x4.dot_i16x8_s(second, v128.load_ext<i8>(at, 24)));
+  }
+  return i32x4.add(i32x4.shuffle(low, high, 0, 2, 4, 6), i32x4.shuffle(low, high, 1, 3, 5, 7));
+}
+
+/** Exact Σ q·a over 16 columns from half `half` on (0 or 1), a row a lane. */
 // @ts-ignore: decorator
 @inline
 function halfSum<Kind>(tile: usize, x: usize, half: usize): v128 {
   const w = tile + (half << 6);
-  const a = x + (half << 4);
-  if (sizeof<Kind>() == 4) {
-    // Rows 0 and 1 in `low`, 2 and 3 in `high`, each as two partial sums.
-    let low = i32x4.splat(0);
-    let high = i32x4.splat(0);
-    for (let i: usize = 0; i < 4; i++) {
-      const bytes = v128.load(w + (i << 4));
-      const activation = i16x8.extend_low_i8x16_s(v128.load32_splat(a + (i << 2)));
-      low = i32x4.add(low, i32x4.dot_i16x8_s(activation, i16x8.extend_low_i8x16_s(bytes)));
-      high = i32x4.add(high, i32x4.dot_i16x8_s(activation, i16x8.extend_high_i8x16_s(bytes)));
-    }
-    return i32x4.add(i32x4.shuffle(low, high, 0, 2, 4, 6), i32x4.shuffle(low, high, 1, 3, 5, 7));
-  }
-  const s0 = dotPairs(v128.load32_splat(a), v128.load(w));
-  const s1 = dotPairs(v128.load32_splat(a, 4), v128.load(w, 16));
-  const s2 = dotPairs(v128.load32_splat(a, 8), v128.load(w, 32));
-  const s3 = dotPairs(v128.load32_splat(a, 12), v128.load(w, 48));
+  const a = v128.load(x + (half << 4));
   if (sizeof<Kind>() == 2 && isSigned<Kind>()) {
-    return i32x4.add(widen(i16x8.add(s0, s1)), widen(i16x8.add(s2, s3)));
+    return i32x4.add(
+      widen(i16x8.add(dotPairs(lane0(a), v128.load(w)), dotPairs(lane1(a), v128.load(w, 16)))),
+      widen(i16x8.add(dotPairs(lane2(a), v128.load(w, 32)), dotPairs(lane3(a), v128.load(w, 48)))),
+    );
   }
-  return widen(i16x8.add(i16x8.add(s0, s1), i16x8.add(s2, s3)));
+  return widen(quarterSum(a, v128.load(w), v128.load(w, 16), v128.load(w, 32), v128.load(w, 48)));
 }
 
 /** Exact Σ q·a over 32 columns, bytes to 15. */
 // @ts-ignore: decorator
 @inline
 function wholeSum(tile: usize, x: usize): v128 {
-  const a = i16x8.add(
-    dotPairs(v128.load32_splat(x), v128.load(tile)),
-    dotPairs(v128.load32_splat(x, 4), v128.load(tile, 16)),
-  );
-  const b = i16x8.add(
-    dotPairs(v128.load32_splat(x, 8), v128.load(tile, 32)),
-    dotPairs(v128.load32_splat(x, 12), v128.load(tile, 48)),
-  );
-  const c = i16x8.add(
-    dotPairs(v128.load32_splat(x, 16), v128.load(tile, 64)),
-    dotPairs(v128.load32_splat(x, 20), v128.load(tile, 80)),
-  );
-  const d = i16x8.add(
-    dotPairs(v128.load32_splat(x, 24), v128.load(tile, 96)),
-    dotPairs(v128.load32_splat(x, 28), v128.load(tile, 112)),
-  );
-  return widen(i16x8.add(i16x8.add(a, b), i16x8.add(c, d)));
+  return widen(i16x8.add(
+    quarterSum(v128.load(x), v128.load(tile), v128.load(tile, 16), v128.load(tile, 32), v128.load(tile, 48)),
+    quarterSum(v128.load(x, 16), v128.load(tile, 64), v128.load(tile, 80), v128.load(tile, 96), v128.load(tile, 112)),
+  ));
 }
 
 /** sum + Σq·a · (scale · d) + offset · d·Σa. */
 // @ts-ignore: decorator
 @inline
 export function accumulate(sum: v128, dot: v128, scale: v128, offset: v128, x: usize): v128 {
-  const scaled = f32x4.mul(f32x4.convert_i32x4_s(dot), f32x4.mul(scale, v128.load32_splat(x, 32)));
-  return f32x4.add(f32x4.add(sum, scaled), f32x4.mul(offset, v128.load32_splat(x, 36)));
+  const factors = v128.load(x, 32);
+  const scaled = f32x4.mul(f32x4.convert_i32x4_s(dot), f32x4.mul(scale, lane0(factors)));
+  return f32x4.add(f32x4.add(sum, scaled), f32x4.mul(offset, lane1(factors)));
 }
 
 /** As {@link accumulate} for two halves with a scale and an offset each. */
@@ -74,11 +79,12 @@ export function accumulate(sum: v128, dot: v128, scale: v128, offset: v128, x: u
 export function accumulateHalves(
   sum: v128, first: v128, second: v128, scale: v128, offset: v128, scaleSecond: v128, offsetSecond: v128, x: usize,
 ): v128 {
-  const d = v128.load32_splat(x, 32);
+  const factors = v128.load(x, 32);
+  const d = lane0(factors);
   const a = f32x4.mul(f32x4.convert_i32x4_s(first), f32x4.mul(scale, d));
   const b = f32x4.mul(f32x4.convert_i32x4_s(second), f32x4.mul(scaleSecond, d));
-  const c = f32x4.mul(offset, v128.load32_splat(x, 40));
-  const e = f32x4.mul(offsetSecond, v128.load32_splat(x, 44));
+  const c = f32x4.mul(offset, lane2(factors));
+  const e = f32x4.mul(offsetSecond, lane3(factors));
   return f32x4.add(sum, f32x4.add(f32x4.add(a, b), f32x4.add(c, e)));
 }
 
@@ -96,13 +102,11 @@ export function dotTile<Kind>(tile: usize, x: usize, sum: v128): v128 {
   if (sizeof<Kind>() == 1 && !isSigned<Kind>()) {
     return accumulate(sum, wholeSum(tile, x), v128.load(tile, SCALE), v128.load(tile, OFFSET), x);
   }
+  if (sizeof<Kind>() == 4) return accumulateScaled(sum, signedSum(tile, x), v128.load(tile, SCALE), x);
   const first = halfSum<Kind>(tile, x, 0);
   const second = halfSum<Kind>(tile, x, 1);
   if (sizeof<Kind>() == 1) {
     return accumulate(sum, i32x4.add(first, second), v128.load(tile, SCALE), v128.load(tile, OFFSET), x);
-  }
-  if (sizeof<Kind>() == 4) {
-    return accumulateScaled(sum, i32x4.add(first, second), v128.load(tile, SCALE), x);
   }
   return accumulateHalves(
     sum, first, second,

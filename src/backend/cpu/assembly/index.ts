@@ -4,6 +4,7 @@ export { add, addScaled, quantise, rmsNorm, rope, sigmoid, siluMul } from './act
 export { attend, storeCache } from './attention';
 export { decodeRowFloat, matmulFloat } from './float';
 export { interleave } from './interleave';
+export { F16_BITS, F16_EXPONENT, F16_SCALE, HIGH_PAIR, NIBBLE } from './lanes';
 export { decodeRow, matmul } from './matmul';
 export { route, sortPairs } from './routing';
 

@@ -1,6 +1,35 @@
 // Small vector helpers that every kernel shares. A weight group is four rows side by side: lane r of a vector is row r.
 
 /**
+ * 15 and 48 where the compiler cannot see it: a constant vector is made anew at each use (three instructions), a value
+ * stays in its register.
+ */
+export let NIBBLE: i32 = 15;
+export let HIGH_PAIR: i32 = 48;
+
+/** One lane of a vector, four times. */
+// @ts-ignore: decorator
+@inline
+export function lane0(v: v128): v128 {
+  return i32x4.shuffle(v, v, 0, 0, 0, 0);
+}
+// @ts-ignore: decorator
+@inline
+export function lane1(v: v128): v128 {
+  return i32x4.shuffle(v, v, 1, 1, 1, 1);
+}
+// @ts-ignore: decorator
+@inline
+export function lane2(v: v128): v128 {
+  return i32x4.shuffle(v, v, 2, 2, 2, 2);
+}
+// @ts-ignore: decorator
+@inline
+export function lane3(v: v128): v128 {
+  return i32x4.shuffle(v, v, 3, 3, 3, 3);
+}
+
+/**
  * Sixteen products, added in adjacent pairs: eight i16. `a` holds signed bytes of -127…127, `w` bytes of 0…127, so no sum
  * saturates, and the relaxed instruction means the same everywhere.
  */
@@ -23,22 +52,38 @@ export function widen(sums: v128): v128 {
   return i32x4.extadd_pairwise_i16x8_s(sums);
 }
 
-/** Four f16 in the low halves of four lanes → f32; subnormals, infinities and NaN included. */
+/** The constants of an f16 conversion; see {@link NIBBLE}. */
+export let F16_BITS: i32 = 0x8fffe000;
+export let F16_EXPONENT: i32 = 0x7c000000;
+export let F16_SCALE: f32 = reinterpret<f32>(0x77800000); // 2^112
+
+/**
+ * Four f16 in the low halves of four lanes → f32. Subnormals are right; infinities become NaN, since neither is a weight.
+ * `bits`, `exponent` and `scale` are the constants above, four times each, made once by the caller.
+ */
 // @ts-ignore: decorator
 @inline
-export function f16Lanes(half: v128): v128 {
-  const magnitude = i32x4.shl(v128.and(half, i32x4.splat(0x7fff)), 13);
-  const sign = i32x4.shl(v128.and(half, i32x4.splat(0x8000)), 16);
-  const special = v128.and(i32x4.ge_s(magnitude, i32x4.splat(0x7c00 << 13)), i32x4.splat(0x7f800000));
-  const scaled = f32x4.mul(magnitude, f32x4.splat(reinterpret<f32>(0x77800000))); // 2^112
-  return v128.or(v128.or(scaled, special), sign);
+export function f16Lanes(half: v128, bits: v128, exponent: v128, scale: v128): v128 {
+  const top = i32x4.shl(half, 16);
+  const value = f32x4.mul(v128.and(i32x4.shr_s(top, 3), bits), scale);
+  const special = i32x4.eq(v128.and(top, exponent), exponent);
+  return v128.or(value, i32x4.shr_u(special, 1));
 }
 
 /** Four consecutive f16 in memory → f32. */
 // @ts-ignore: decorator
 @inline
+export function loadF16Lanes(pointer: usize, bits: v128, exponent: v128, scale: v128): v128 {
+  return f16Lanes(v128.load_ext<u16>(pointer), bits, exponent, scale);
+}
+
+/** The same where it is rare. */
+// @ts-ignore: decorator
+@inline
 export function loadF16(pointer: usize, offset: usize = 0): v128 {
-  return f16Lanes(v128.load_ext<u16>(pointer + offset));
+  return f16Lanes(
+    v128.load_ext<u16>(pointer + offset), i32x4.splat(F16_BITS), i32x4.splat(F16_EXPONENT), f32x4.splat(F16_SCALE),
+  );
 }
 
 /** Four f32 → four f16 in the low 64 bits, rounded to nearest even; too large becomes infinity. */

@@ -1,25 +1,52 @@
 // One row of a step against the formats that matter most: nibbles go from memory to the dot product through registers. The
 // arithmetic is `dot.ts`'s own, so the bits are those of the tiled path.
 
-import { dotPairs, loadF16, widen } from './lanes';
-import { accumulate, accumulateHalves } from './dot';
+import { accumulate, accumulateScaled, signedSum } from './dot';
+import {
+  dotPairs, F16_BITS, F16_EXPONENT, F16_SCALE, HIGH_PAIR, lane0, lane1, lane2, lane3, loadF16Lanes, NIBBLE, widen,
+} from './lanes';
 import { minimumsHigh, minimumsLow, scalesHigh, scalesLow } from './tiles/q4_k';
 import { scaleOf } from './tiles/q6_k';
-import { byteOfLane, high4, low4 } from './tiles/tile';
+import { byteOfLane } from './tiles/tile';
+
+/** Σ q·a over 16 columns whose bytes are in the low nibbles of w0 … w3. */
+// @ts-ignore: decorator
+@inline
+function lowSum(a: v128, w0: v128, w1: v128, w2: v128, w3: v128, mask: v128): v128 {
+  return i16x8.add(
+    i16x8.add(dotPairs(lane0(a), v128.and(w0, mask)), dotPairs(lane1(a), v128.and(w1, mask))),
+    i16x8.add(dotPairs(lane2(a), v128.and(w2, mask)), dotPairs(lane3(a), v128.and(w3, mask))),
+  );
+}
+
+/** The same, high nibbles. */
+// @ts-ignore: decorator
+@inline
+function highSum(a: v128, w0: v128, w1: v128, w2: v128, w3: v128, mask: v128): v128 {
+  return lowSum(a, i16x8.shr_u(w0, 4), i16x8.shr_u(w1, 4), i16x8.shr_u(w2, 4), i16x8.shr_u(w3, 4), mask);
+}
 
 export function stepQ4K(weight: usize, groups: i32, groupBytes: usize, tiles: i32, x: usize, out: usize): void {
   const blocks = tiles >> 3;
+  const mask = i8x16.splat(<i8>NIBBLE);
+  const bits = i32x4.splat(F16_BITS);
+  const exponent = i32x4.splat(F16_EXPONENT);
+  const power = f32x4.splat(F16_SCALE);
   for (let group = 0; group < groups; group++) {
     let from = weight + <usize>group * groupBytes;
     let at = x;
     let sum = f32x4.splat(0);
     for (let block = 0; block < blocks; block++) {
-      const d = loadF16(from);
-      const least = f32x4.neg(loadF16(from, 8));
-      sum = q4Pair(from + 64, at, sum, d, least, scalesLow(from), minimumsLow(from), 0);
-      sum = q4Pair(from + 192, at + 96, sum, d, least, scalesLow(from), minimumsLow(from), 2);
-      sum = q4Pair(from + 320, at + 192, sum, d, least, scalesHigh(from), minimumsHigh(from), 0);
-      sum = q4Pair(from + 448, at + 288, sum, d, least, scalesHigh(from), minimumsHigh(from), 2);
+      const d = loadF16Lanes(from, bits, exponent, power);
+      const least = f32x4.neg(loadF16Lanes(from + 8, bits, exponent, power));
+      let scales = scalesLow(from);
+      let minimums = minimumsLow(from);
+      sum = q4Pair(from + 64, at, sum, d, least, scales, minimums, 0, mask);
+      sum = q4Pair(from + 192, at + 96, sum, d, least, scales, minimums, 2, mask);
+      scales = scalesHigh(from);
+      minimums = minimumsHigh(from);
+      sum = q4Pair(from + 320, at + 192, sum, d, least, scales, minimums, 0, mask);
+      sum = q4Pair(from + 448, at + 288, sum, d, least, scales, minimums, 2, mask);
       from += 576;
       at += 384;
     }
@@ -32,42 +59,69 @@ export function stepQ4K(weight: usize, groups: i32, groupBytes: usize, tiles: i3
 // @ts-ignore: decorator
 @inline
 function q4Pair(
-  packed: usize, x: usize, sum: v128, d: v128, least: v128, scales: v128, minimums: v128, index: i32,
+  packed: usize, x: usize, sum: v128, d: v128, least: v128, scales: v128, minimums: v128, index: i32, mask: v128,
 ): v128 {
-  let low = i16x8.splat(0);
-  let high = i16x8.splat(0);
-  for (let i: usize = 0; i < 8; i++) {
-    const nibbles = v128.load(packed + (i << 4));
-    low = i16x8.add(low, dotPairs(v128.load32_splat(x + (i << 2)), low4(nibbles)));
-    high = i16x8.add(high, dotPairs(v128.load32_splat(x + (i << 2), 48), high4(nibbles)));
-  }
+  const w0 = v128.load(packed);
+  const w1 = v128.load(packed, 16);
+  const w2 = v128.load(packed, 32);
+  const w3 = v128.load(packed, 48);
+  const low = lowSum(v128.load(x), w0, w1, w2, w3, mask);
+  const high = highSum(v128.load(x, 48), w0, w1, w2, w3, mask);
+  const w4 = v128.load(packed, 64);
+  const w5 = v128.load(packed, 80);
+  const w6 = v128.load(packed, 96);
+  const w7 = v128.load(packed, 112);
+  const lowDot = widen(i16x8.add(low, lowSum(v128.load(x, 16), w4, w5, w6, w7, mask)));
+  const highDot = widen(i16x8.add(high, highSum(v128.load(x, 64), w4, w5, w6, w7, mask)));
   sum = accumulate(
-    sum, widen(low),
+    sum, lowDot,
     f32x4.mul(d, f32x4.convert_i32x4_s(byteOfLane(scales, index))),
     f32x4.mul(least, f32x4.convert_i32x4_s(byteOfLane(minimums, index))), x,
   );
   return accumulate(
-    sum, widen(high),
+    sum, highDot,
     f32x4.mul(d, f32x4.convert_i32x4_s(byteOfLane(scales, index + 1))),
     f32x4.mul(least, f32x4.convert_i32x4_s(byteOfLane(minimums, index + 1))), x + 48,
   );
 }
 
 export function stepQ4_1(weight: usize, groups: i32, groupBytes: usize, tiles: i32, x: usize, out: usize): void {
+  const mask = i8x16.splat(<i8>NIBBLE);
+  const bits = i32x4.splat(F16_BITS);
+  const exponent = i32x4.splat(F16_EXPONENT);
+  const power = f32x4.splat(F16_SCALE);
   for (let group = 0; group < groups; group++) {
     let from = weight + <usize>group * groupBytes;
     let at = x;
     let sum = f32x4.splat(0);
     for (let tile = 0; tile < tiles; tile++) {
-      let low = i16x8.splat(0);
-      let high = i16x8.splat(0);
-      for (let i: usize = 0; i < 4; i++) {
-        const nibbles = v128.load(from + (i << 4), 16);
-        low = i16x8.add(low, dotPairs(v128.load32_splat(at + (i << 2)), low4(nibbles)));
-        high = i16x8.add(high, dotPairs(v128.load32_splat(at + (i << 2), 16), high4(nibbles)));
-      }
-      sum = accumulate(sum, widen(i16x8.add(low, high)), loadF16(from), loadF16(from, 8), at);
+      const w0 = v128.load(from, 16);
+      const w1 = v128.load(from, 32);
+      const w2 = v128.load(from, 48);
+      const w3 = v128.load(from, 64);
+      const low = lowSum(v128.load(at), w0, w1, w2, w3, mask);
+      const high = highSum(v128.load(at, 16), w0, w1, w2, w3, mask);
+      sum = accumulate(sum, widen(i16x8.add(low, high)), loadF16Lanes(from, bits, exponent, power), loadF16Lanes(from + 8, bits, exponent, power), at);
       from += 80;
+      at += 48;
+    }
+    v128.store(out, sum);
+    out += 16;
+  }
+}
+
+export function stepQ8_0(weight: usize, groups: i32, groupBytes: usize, tiles: i32, x: usize, out: usize): void {
+  const bits = i32x4.splat(F16_BITS);
+  const exponent = i32x4.splat(F16_EXPONENT);
+  const power = f32x4.splat(F16_SCALE);
+  for (let group = 0; group < groups; group++) {
+    let from = weight + <usize>group * groupBytes;
+    let at = x;
+    let sum = f32x4.splat(0);
+    for (let tile = 0; tile < tiles; tile++) {
+      const dot = signedSum(from + 8, at);
+      sum = accumulateScaled(sum, dot, loadF16Lanes(from, bits, exponent, power), at);
+      from += 136;
       at += 48;
     }
     v128.store(out, sum);
@@ -77,14 +131,19 @@ export function stepQ4_1(weight: usize, groups: i32, groupBytes: usize, tiles: i
 
 export function stepQ6K(weight: usize, groups: i32, groupBytes: usize, tiles: i32, x: usize, out: usize): void {
   const blocks = tiles >> 3;
+  const mask = i8x16.splat(<i8>NIBBLE);
+  const bits = i32x4.splat(F16_BITS);
+  const exponent = i32x4.splat(F16_EXPONENT);
+  const power = f32x4.splat(F16_SCALE);
+  const pair = i8x16.splat(<i8>HIGH_PAIR);
   for (let group = 0; group < groups; group++) {
     let from = weight + <usize>group * groupBytes;
     let at = x;
     let sum = f32x4.splat(0);
     for (let block = 0; block < blocks; block++) {
-      const d = loadF16(from, 832);
-      sum = q6Half(from, from + 512, from + 768, d, at, sum);
-      sum = q6Half(from + 256, from + 640, from + 800, d, at + 192, sum);
+      const d = loadF16Lanes(from + 832, bits, exponent, power);
+      sum = q6Half(from, from + 512, from + 768, d, at, sum, mask, pair);
+      sum = q6Half(from + 256, from + 640, from + 800, d, at + 192, sum, mask, pair);
       from += 840;
       at += 384;
     }
@@ -96,65 +155,63 @@ export function stepQ6K(weight: usize, groups: i32, groupBytes: usize, tiles: i3
 /** 128 columns: four blocks of 32, whose bytes share the words they are packed in. */
 // @ts-ignore: decorator
 @inline
-function q6Half(nibbles: usize, pairs: usize, scales: usize, d: v128, x: usize, sum: v128): v128 {
-  let first0 = i32x4.splat(0);
-  let first1 = i32x4.splat(0);
-  let first2 = i32x4.splat(0);
-  let first3 = i32x4.splat(0);
-  let second0 = i32x4.splat(0);
-  let second1 = i32x4.splat(0);
-  let second2 = i32x4.splat(0);
-  let second3 = i32x4.splat(0);
-  const two = i8x16.splat(0x30);
-  for (let i: usize = 0; i < 8; i += 2) {
-    const w = nibbles + (i << 4);
-    const p = pairs + (i << 4);
-    const a = x + (i << 2);
-    const l0 = v128.load(w);
-    const l1 = v128.load(w, 16);
-    const h0 = v128.load(w, 128);
-    const h1 = v128.load(w, 144);
-    const b0 = v128.load(p);
-    const b1 = v128.load(p, 16);
-    const s0 = widen(i16x8.add(
-      dotPairs(v128.load32_splat(a), v128.or(low4(l0), v128.and(i8x16.shl(b0, 4), two))),
-      dotPairs(v128.load32_splat(a, 4), v128.or(low4(l1), v128.and(i8x16.shl(b1, 4), two))),
-    ));
-    const s1 = widen(i16x8.add(
-      dotPairs(v128.load32_splat(a, 48), v128.or(low4(h0), v128.and(i8x16.shl(b0, 2), two))),
-      dotPairs(v128.load32_splat(a, 52), v128.or(low4(h1), v128.and(i8x16.shl(b1, 2), two))),
-    ));
-    const s2 = widen(i16x8.add(
-      dotPairs(v128.load32_splat(a, 96), v128.or(high4(l0), v128.and(b0, two))),
-      dotPairs(v128.load32_splat(a, 100), v128.or(high4(l1), v128.and(b1, two))),
-    ));
-    const s3 = widen(i16x8.add(
-      dotPairs(v128.load32_splat(a, 144), v128.or(high4(h0), v128.and(i8x16.shr_u(b0, 2), two))),
-      dotPairs(v128.load32_splat(a, 148), v128.or(high4(h1), v128.and(i8x16.shr_u(b1, 2), two))),
-    ));
-    if (i < 4) {
-      first0 = i32x4.add(first0, s0);
-      first1 = i32x4.add(first1, s1);
-      first2 = i32x4.add(first2, s2);
-      first3 = i32x4.add(first3, s3);
-    } else {
-      second0 = i32x4.add(second0, s0);
-      second1 = i32x4.add(second1, s1);
-      second2 = i32x4.add(second2, s2);
-      second3 = i32x4.add(second3, s3);
-    }
-  }
-  sum = q6Block(sum, first0, second0, v128.load(scales), 0, d, x);
-  sum = q6Block(sum, first1, second1, v128.load(scales), 2, d, x + 48);
-  sum = q6Block(sum, first2, second2, v128.load(scales, 16), 0, d, x + 96);
-  return q6Block(sum, first3, second3, v128.load(scales, 16), 2, d, x + 144);
+function q6Half(nibbles: usize, pairs: usize, scales: usize, d: v128, x: usize, sum: v128, mask: v128, pair: v128): v128 {
+  const first = v128.load(scales);
+  const second = v128.load(scales, 16);
+  sum = q6Block(
+    sum, q6Sum(nibbles, pairs, v128.load(x), mask, pair, 4, 0),
+    q6Sum(nibbles + 64, pairs + 64, v128.load(x, 16), mask, pair, 4, 0), first, 0, d, x,
+  );
+  sum = q6Block(
+    sum, q6Sum(nibbles + 128, pairs, v128.load(x, 48), mask, pair, 2, 0),
+    q6Sum(nibbles + 192, pairs + 64, v128.load(x, 64), mask, pair, 2, 0), first, 2, d, x + 48,
+  );
+  sum = q6Block(
+    sum, q6Sum(nibbles, pairs, v128.load(x, 96), mask, pair, 0, 4),
+    q6Sum(nibbles + 64, pairs + 64, v128.load(x, 112), mask, pair, 0, 4), second, 0, d, x + 96,
+  );
+  return q6Block(
+    sum, q6Sum(nibbles + 128, pairs, v128.load(x, 144), mask, pair, -2, 4),
+    q6Sum(nibbles + 192, pairs + 64, v128.load(x, 160), mask, pair, -2, 4), second, 2, d, x + 144,
+  );
 }
 
+/** Σ q·a over 16 columns: nibbles shifted down by `down`, their high bits up by `up` (down, when negative). */
+// @ts-ignore: decorator
+@inline
+function q6Sum(nibbles: usize, pairs: usize, a: v128, mask: v128, pair: v128, up: i32, down: i32): v128 {
+  const s0 = dotPairs(lane0(a), q6Bytes(nibbles, pairs, mask, pair, up, down));
+  const s1 = dotPairs(lane1(a), q6Bytes(nibbles + 16, pairs + 16, mask, pair, up, down));
+  const s2 = dotPairs(lane2(a), q6Bytes(nibbles + 32, pairs + 32, mask, pair, up, down));
+  const s3 = dotPairs(lane3(a), q6Bytes(nibbles + 48, pairs + 48, mask, pair, up, down));
+  return i32x4.add(widen(i16x8.add(s0, s1)), widen(i16x8.add(s2, s3)));
+}
+
+// @ts-ignore: decorator
+@inline
+function q6Bytes(nibbles: usize, pairs: usize, mask: v128, pair: v128, up: i32, down: i32): v128 {
+  let low = v128.load(nibbles);
+  if (down > 0) low = i16x8.shr_u(low, 4);
+  let high = v128.load(pairs);
+  if (up > 0) high = i16x8.shl(high, up);
+  if (up < 0) high = i16x8.shr_u(high, -up);
+  return v128.or(v128.and(low, mask), v128.and(high, pair));
+}
+
+/**
+ * Adds a block of 32 as `accumulateHalves` does. The offset is -32 · scale; -32 goes to the sums instead, which is exact.
+ */
 // @ts-ignore: decorator
 @inline
 function q6Block(sum: v128, first: v128, second: v128, word: v128, index: i32, d: v128, x: usize): v128 {
   const scale = scaleOf(word, index, d);
   const other = scaleOf(word, index + 1, d);
-  const zero = f32x4.splat(-32);
-  return accumulateHalves(sum, first, second, scale, f32x4.mul(scale, zero), other, f32x4.mul(other, zero), x);
+  const factors = v128.load(x, 32);
+  const sums = f32x4.mul(factors, f32x4.splat(-32));
+  const activation = lane0(factors);
+  const a = f32x4.mul(f32x4.convert_i32x4_s(first), f32x4.mul(scale, activation));
+  const b = f32x4.mul(f32x4.convert_i32x4_s(second), f32x4.mul(other, activation));
+  const c = f32x4.mul(scale, lane2(sums));
+  const e = f32x4.mul(other, lane3(sums));
+  return f32x4.add(sum, f32x4.add(f32x4.add(a, b), f32x4.add(c, e)));
 }

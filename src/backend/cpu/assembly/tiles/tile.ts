@@ -17,14 +17,15 @@ export function low4(packed: v128): v128 {
 // @ts-ignore: decorator
 @inline
 export function high4(packed: v128): v128 {
-  return i8x16.shr_u(packed, 4);
+  // x86 shifts no bytes: a 16-bit shift and a mask are two instructions where i8x16.shr_u takes four.
+  return v128.and(i16x8.shr_u(packed, 4), i8x16.splat(15));
 }
 
 /** Byte `index` (0…3) of each lane, as an i32 lane. */
 // @ts-ignore: decorator
 @inline
 export function byteOfLane(lanes: v128, index: i32): v128 {
-  return v128.and(i32x4.shr_u(lanes, index << 3), i32x4.splat(255));
+  return i32x4.shr_u(i32x4.shl(lanes, 24 - (index << 3)), 24);
 }
 
 /** Bits 0…3 of each lane, one to each byte of the lane, as 0 or 1. */
