@@ -9,13 +9,13 @@
 import { dotPairs, lane0, lane1, lane2, lane3, widen } from './lanes';
 import { OFFSET, OFFSET_SECOND, SCALE, SCALE_SECOND } from './tiles/tile';
 
-/** Exact Σ q·a of 16 columns in i16: `a` holds the 16 activation bytes, w0 … w3 four columns of four rows each. */
+/** Exact Σ q·a of 16 columns in i16: activation bytes at `a`, four columns of four rows each in w0 … w3. */
 // @ts-ignore: decorator
 @inline
-export function quarterSum(a: v128, w0: v128, w1: v128, w2: v128, w3: v128): v128 {
+function quarterSum(a: usize, w0: v128, w1: v128, w2: v128, w3: v128): v128 {
   return i16x8.add(
-    i16x8.add(dotPairs(lane0(a), w0), dotPairs(lane1(a), w1)),
-    i16x8.add(dotPairs(lane2(a), w2), dotPairs(lane3(a), w3)),
+    i16x8.add(dotPairs(v128.load32_splat(a), w0), dotPairs(v128.load32_splat(a, 4), w1)),
+    i16x8.add(dotPairs(v128.load32_splat(a, 8), w2), dotPairs(v128.load32_splat(a, 12), w3)),
   );
 }
 
@@ -44,11 +44,11 @@ export function signedSum(w: usize, x: usize): v128 {
 @inline
 function halfSum<Kind>(tile: usize, x: usize, half: usize): v128 {
   const w = tile + (half << 6);
-  const a = v128.load(x + (half << 4));
+  const a = x + (half << 4);
   if (sizeof<Kind>() == 2 && isSigned<Kind>()) {
     return i32x4.add(
-      widen(i16x8.add(dotPairs(lane0(a), v128.load(w)), dotPairs(lane1(a), v128.load(w, 16)))),
-      widen(i16x8.add(dotPairs(lane2(a), v128.load(w, 32)), dotPairs(lane3(a), v128.load(w, 48)))),
+      widen(i16x8.add(dotPairs(v128.load32_splat(a), v128.load(w)), dotPairs(v128.load32_splat(a, 4), v128.load(w, 16)))),
+      widen(i16x8.add(dotPairs(v128.load32_splat(a, 8), v128.load(w, 32)), dotPairs(v128.load32_splat(a, 12), v128.load(w, 48)))),
     );
   }
   return widen(quarterSum(a, v128.load(w), v128.load(w, 16), v128.load(w, 32), v128.load(w, 48)));
@@ -59,8 +59,8 @@ function halfSum<Kind>(tile: usize, x: usize, half: usize): v128 {
 @inline
 function wholeSum(tile: usize, x: usize): v128 {
   return widen(i16x8.add(
-    quarterSum(v128.load(x), v128.load(tile), v128.load(tile, 16), v128.load(tile, 32), v128.load(tile, 48)),
-    quarterSum(v128.load(x, 16), v128.load(tile, 64), v128.load(tile, 80), v128.load(tile, 96), v128.load(tile, 112)),
+    quarterSum(x, v128.load(tile), v128.load(tile, 16), v128.load(tile, 32), v128.load(tile, 48)),
+    quarterSum(x + 16, v128.load(tile, 64), v128.load(tile, 80), v128.load(tile, 96), v128.load(tile, 112)),
   ));
 }
 

@@ -1,10 +1,10 @@
 // Block formats times quantised rows: output[t][r] = Σ weight[r]·x[t] for the four rows of each group, many groups at once.
 
-import { accumulate, dotTile, quarterSum } from './dot';
-import { ACTIVATION_BLOCK, widen } from './lanes';
+import { dotTile } from './dot';
+import { ACTIVATION_BLOCK } from './lanes';
 import { stepQ4K, stepQ4_1, stepQ6K, stepQ8_0 } from './step';
 import { blockBytes, decodeTiles, kindOf, tilesOf } from './tiles/index';
-import { OFFSET, SCALE, TILE } from './tiles/tile';
+import { TILE } from './tiles/tile';
 
 /**
  * `weight`: the first of `groups` groups, each `columns` wide. `x`: quantised rows, `xStride` bytes apart; row t of `rows` is
@@ -53,7 +53,7 @@ export function matmul(
   }
 }
 
-/** `count` tiles against every row, added to its sum; four rows at a time, so that a tile's vectors are loaded once for them. */
+/** `count` tiles against every row, added to its sum; four rows at a time, for as many chains of sums. */
 function dotRows<Kind>(tile: usize, count: i32, x: usize, xStride: usize, xIndex: usize, rows: i32, sums: usize): void {
   const end = tile + <usize>count * TILE;
   let t = 0;
@@ -77,36 +77,10 @@ function dotRows<Kind>(tile: usize, count: i32, x: usize, xStride: usize, xIndex
     let s2 = v128.load(at, 32);
     let s3 = v128.load(at, 48);
     for (let from = tile; from < end; from += TILE) {
-      if (sizeof<Kind>() == 1 && !isSigned<Kind>()) {
-        // The four rows' sums grow side by side, so that each vector of weights is loaded once.
-        const w0 = v128.load(from);
-        const w1 = v128.load(from, 16);
-        const w2 = v128.load(from, 32);
-        const w3 = v128.load(from, 48);
-        let d0 = quarterSum(v128.load(x0), w0, w1, w2, w3);
-        let d1 = quarterSum(v128.load(x1), w0, w1, w2, w3);
-        let d2 = quarterSum(v128.load(x2), w0, w1, w2, w3);
-        let d3 = quarterSum(v128.load(x3), w0, w1, w2, w3);
-        const w4 = v128.load(from, 64);
-        const w5 = v128.load(from, 80);
-        const w6 = v128.load(from, 96);
-        const w7 = v128.load(from, 112);
-        d0 = i16x8.add(d0, quarterSum(v128.load(x0, 16), w4, w5, w6, w7));
-        d1 = i16x8.add(d1, quarterSum(v128.load(x1, 16), w4, w5, w6, w7));
-        d2 = i16x8.add(d2, quarterSum(v128.load(x2, 16), w4, w5, w6, w7));
-        d3 = i16x8.add(d3, quarterSum(v128.load(x3, 16), w4, w5, w6, w7));
-        const scale = v128.load(from, SCALE);
-        const offset = v128.load(from, OFFSET);
-        s0 = accumulate(s0, widen(d0), scale, offset, x0);
-        s1 = accumulate(s1, widen(d1), scale, offset, x1);
-        s2 = accumulate(s2, widen(d2), scale, offset, x2);
-        s3 = accumulate(s3, widen(d3), scale, offset, x3);
-      } else {
-        s0 = dotTile<Kind>(from, x0, s0);
-        s1 = dotTile<Kind>(from, x1, s1);
-        s2 = dotTile<Kind>(from, x2, s2);
-        s3 = dotTile<Kind>(from, x3, s3);
-      }
+      s0 = dotTile<Kind>(from, x0, s0);
+      s1 = dotTile<Kind>(from, x1, s1);
+      s2 = dotTile<Kind>(from, x2, s2);
+      s3 = dotTile<Kind>(from, x3, s3);
       x0 += ACTIVATION_BLOCK;
       x1 += ACTIVATION_BLOCK;
       x2 += ACTIVATION_BLOCK;
