@@ -6,4 +6,13 @@ import { moeRows } from './kernels/moe.ts';
 import { rowwiseRows } from './kernels/rowwise.ts';
 import type { CpuRow } from './row.ts';
 
-export const cpuRows: readonly CpuRow[] = [...rowwiseRows, ...linearRows, ...attentionRows, ...moeRows];
+/** What every kernel is built with. Relaxed SIMD is used where it is there, and changes no bit. */
+const needed = ['simd', 'threads'];
+
+export const cpuRows: readonly CpuRow[] = [...rowwiseRows, ...linearRows, ...attentionRows, ...moeRows].map((row) => ({
+  ...row,
+  accepts(request) {
+    const lacking = needed.find((feature) => !request.features.has(feature));
+    return lacking === undefined ? row.accepts(request) : `needs WebAssembly ${lacking}, which this runtime lacks`;
+  },
+}));
