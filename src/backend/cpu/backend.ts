@@ -59,6 +59,12 @@ async function kernelModule(place: Platform, plan: Plan): Promise<WebAssembly.Mo
   return WebAssembly.compile(await place.readAsset(name));
 }
 
+const faultTexts: Readonly<Record<number, string>> = {
+  [Fault.notFinite]: 'a value is not finite; the weights are damaged or the model does not fit its format',
+  [Fault.router]: 'the router gave NaN; the weights are damaged',
+  [Fault.cache]: 'a key or value is not finite or too large for the cache; ask for one of f32 (--kv f32)',
+};
+
 interface RopeState {
   readonly table: RopeTable;
   readonly offset: number;
@@ -169,11 +175,9 @@ class CpuExecutable implements Executable {
     if (fault.kind === Fault.crash) throw this.#pool.crash();
     const { layer } = fault;
     const where = layer < 0 ? 'the embedding' : `layer ${layer} (blk.${layer})`;
-    const what = fault.kind === Fault.router ? 'the router gave NaN' : 'a value is not finite';
     const position = step.positions[0];
     throw new NonFiniteError(
-      `${where}: ${what}, in the ${step.mode} of ${step.tokens.length} rows from position ${position} on;` +
-        ' the weights are damaged or the model does not fit its format',
+      `${where}: ${faultTexts[fault.kind]}, in the ${step.mode} of ${step.tokens.length} rows from position ${position} on`,
       { data: { layer, mode: step.mode, position } },
     );
   }

@@ -21,7 +21,7 @@ const SPIN_MS = 0.05;
 export const Command = { exit: 0, run: 1, store: 2, measure: 3 } as const;
 
 /** Kinds of fault; a fault word is layer · 16 + kind, with layer + 1 so that the embedding (-1) fits. */
-export const Fault = { none: 0, notFinite: 1, router: 2, crash: 3, token: 4 } as const;
+export const Fault = { none: 0, notFinite: 1, router: 2, crash: 3, cache: 4 } as const;
 
 export class Control {
   readonly words: Int32Array;

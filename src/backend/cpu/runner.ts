@@ -37,6 +37,7 @@ export class Runner implements WorkerView {
       i32: new Int32Array(memory.buffer),
       f32: new Float32Array(memory.buffer),
       scratch: (program.scratch[index] ?? 0) + worker * (program.scratchBytes[index] ?? 0),
+      brought: { serial: -1, from: 0, key: 0 },
     }));
     this.#stages = program.stages.map(({ space, used, tasks }) => ({
       space,

@@ -14,6 +14,8 @@ export interface Arena {
   readonly f32: Float32Array;
   /** This worker's scratch. */
   readonly scratch: number;
+  /** What the worker has last copied into its scratch from arena 0: the stage, and whose rows they are. */
+  brought: { serial: number; from: number; key: number };
 }
 
 /** What a step is, known to every worker before it runs. */

@@ -2,10 +2,11 @@
 
 import type { AttentionOperation } from '../../../model/graph.ts';
 import { PAGE_ROWS } from '../../backend.ts';
-import { type CacheType } from '../../kernel.ts';
+import type { CacheType } from '../../kernel.ts';
+import { Fault } from '../control.ts';
 import type { CachePlace, Place, StepPlaces, Task } from '../program.ts';
 import type { CpuRow } from '../row.ts';
-import type { Arena, RunningTask, WorkerView } from '../task.ts';
+import type { Arena, KernelCall, RunningTask, WorkerView } from '../task.ts';
 import { rowOf } from './rowwise.ts';
 import { f16Tolerance, f32Tolerance } from './tolerances.ts';
 
@@ -41,7 +42,7 @@ export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map((c
       scratch: Math.max(headDim, valueDim) * 4,
       make: (at) => ({
         kind: 'store', key: at.value(key), value: at.value(value), cache: at.cache(layer), step: at.step, kvHeads, headDim, valueDim,
-        type: cache,
+        type: cache, layer,
       }),
     });
     const pages = (builder.cachePages + 1) * 4;
@@ -51,7 +52,7 @@ export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map((c
       writes: [output],
       cacheLayer: layer,
       scratch:
-        UNIT_QUERIES * (4 + 8 + (headDim + valueDim) * 4) + PAGE_ROWS * (headDim + valueDim + 1) * 4 + pages + 64,
+        UNIT_QUERIES * (4 + 8 + (headDim + valueDim) * 4) + PAGE_ROWS * (headDim + valueDim + 2) * 4 + pages + 64,
       make: (at): AttendTask => ({
         kind: 'attend', query: at.value(query), output: at.value(output), cache: at.cache(layer), step: at.step, heads, kvHeads,
         headDim, valueDim, scale, type: cache, pagesBytes: pages,
@@ -79,11 +80,11 @@ interface AttendTask extends Task {
 export function makeStore(data: Task, worker: WorkerView): RunningTask {
   const task = data as Task & {
     readonly key: Place; readonly value: Place; readonly cache: CachePlace; readonly step: StepPlaces; readonly kvHeads: number;
-    readonly headDim: number; readonly valueDim: number; readonly type: CacheType;
+    readonly headDim: number; readonly valueDim: number; readonly type: CacheType; readonly layer: number;
   };
   const { home } = worker;
   const arena = worker.arenas[task.cache.arena] as Arena;
-  const storeCache = arena.kernels.storeCache as (input: number, output: number, count: number, half: number) => void;
+  const storeCache = arena.kernels.storeCache as KernelCall;
   const half = task.type === 'f16' ? 1 : 0;
   const element = half ? 2 : 4;
   const put = (from: number, pageAt: number, slot: number, dim: number) => {
@@ -93,7 +94,8 @@ export function makeStore(data: Task, worker: WorkerView): RunningTask {
         arena.bytes.set(home.bytes.subarray(source, source + dim * 4), arena.scratch);
         source = arena.scratch;
       }
-      storeCache(source, pageAt + (head * PAGE_ROWS + slot) * dim * element, dim, half);
+      const lost = storeCache(source, pageAt + (head * PAGE_ROWS + slot) * dim * element, dim, half);
+      if (lost !== 0) worker.control.fault(Fault.cache, task.layer);
     }
   };
   return {
@@ -118,7 +120,7 @@ export function makeAttend(data: Task, worker: WorkerView): RunningTask {
   const task = data as AttendTask;
   const { home } = worker;
   const arena = worker.arenas[task.cache.arena] as Arena;
-  const attend = arena.kernels.attend as (...parameters: number[]) => void;
+  const attend = arena.kernels.attend as KernelCall;
   const { heads, kvHeads, headDim, valueDim, scale, step, cache } = task;
   const perHead = heads / kvHeads;
   const tile = Math.max(1, Math.floor(UNIT_QUERIES / perHead));

@@ -30,7 +30,7 @@ export interface ProductRequest {
   readonly outStride: number;
   /** As `xIndex`, for the result. */
   readonly outIndex: number;
-  /** Equal keys within a stage mean the same input rows. */
+  /** Equal keys and `x` within a stage mean the same input rows. */
   readonly key: number;
 }
 
@@ -42,8 +42,6 @@ export class Product {
   readonly #format: CpuFormat;
   readonly #columns: number;
   readonly #xStride: number;
-  #broughtSerial = -1;
-  #broughtKey = -1;
 
   constructor(worker: WorkerView, options: { readonly arena: number; readonly format: FormatId; readonly columns: number; readonly xStride: number }) {
     this.#worker = worker;
@@ -83,18 +81,18 @@ export class Product {
 
   #multiplyAway(request: ProductRequest, rows: number, x: number, xIndex: number, out: number, outIndex: number, key: number): void {
     const { home, serial } = this.#worker;
-    const { bytes, scratch } = this.#arena;
+    const { bytes, scratch, brought } = this.#arena;
     const stride = this.#xStride;
     const inside = scratch + TILES_BYTES + ROW_BLOCK * 16;
     const result = inside + ROW_BLOCK * stride;
-    if (this.#broughtSerial !== serial || this.#broughtKey !== key) {
+    // Other products of the worker bring theirs to the same place.
+    if (brought.serial !== serial || brought.from !== x || brought.key !== key) {
       for (let row = 0; row < rows; row++) {
         const number = xIndex === 0 ? row : (home.i32[xIndex / 4 + row] as number);
         const from = x + number * stride;
         bytes.set(home.bytes.subarray(from, from + stride), inside + row * stride);
       }
-      this.#broughtSerial = serial;
-      this.#broughtKey = key;
+      this.#arena.brought = { serial, from: x, key };
     }
     const width = request.groups * 16;
     this.#call(request.weight, request.groups, inside, 0, rows, result, width, 0);
