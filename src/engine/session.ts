@@ -112,7 +112,9 @@ export class ModelSession implements Session {
     // From here on the timeline holds no more than this for certain.
     this.#cached = tokens.slice(0, keep);
     this.#promptRows = Math.min(this.#promptRows, keep);
-    const answer = new Answer({ decoder: tokenizer.stream({ continues: true }), stop, endTokens });
+    // Text goes on where the prompt ended; an answer in a chat begins afresh, so that no space stands before its first word.
+    const decoder = tokenizer.stream({ continues: !Array.isArray(prompt) });
+    const answer = new Answer({ decoder, stop, endTokens });
     const abort = () => stream.fail(signal?.reason);
     signal?.addEventListener('abort', abort);
     try {

@@ -5,7 +5,7 @@ import { access, open, readFile } from 'node:fs/promises';
 import { availableParallelism, freemem, totalmem } from 'node:os';
 import { basename, dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { Worker } from 'node:worker_threads';
+import { type ResourceLimits, Worker } from 'node:worker_threads';
 import { InternalError, OutOfMemoryError, SourceError, UsageError } from '../errors.ts';
 import type { ByteSource, ModelSource } from '../format/source.ts';
 import { detectFeatures } from './features.ts';
@@ -24,6 +24,9 @@ const entries: Readonly<Record<WorkerEntry, string>> = {
   'cpu-worker': '../backend/cpu/cpu-worker',
   'template-worker': '../tokenizer/template-worker',
 };
+
+/** A template that never ends makes garbage until it is stopped; a small young heap keeps that small. */
+const limits: Readonly<Partial<Record<string, ResourceLimits>>> = { 'template-worker': { maxYoungGenerationSizeMb: 4 } };
 
 /** Workers take over Node's flags, but `--input-type`, which a program given by `-e` needs, no file can start with. */
 const inherited = process.execArgv.some((flag) => flag.startsWith('--input-type')) ? { execArgv: [] } : {};
@@ -123,7 +126,7 @@ function openFault(error: unknown): string {
 
 /** A worker thread that runs the file at `url`; `entry` is how errors call it. */
 export function spawnNodeWorker(url: URL, entry: string, data: unknown): PlatformWorker {
-  const worker = new Worker(url, { workerData: data, name: `conclave-${entry}`, ...inherited });
+  const worker = new Worker(url, { workerData: data, name: `conclave-${entry}`, resourceLimits: limits[entry], ...inherited });
   const mailbox = makeMailbox();
   const faults = makeMailbox();
   let ended = false;
