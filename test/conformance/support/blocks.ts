@@ -105,7 +105,7 @@ export function nastyRows(rows: number, width: number, seed: number): Float32Arr
   return values;
 }
 
-function nastyRow(kind: RowKind, width: number, next: () => number): Float32Array {
+export function nastyRow(kind: RowKind, width: number, next: () => number): Float32Array {
   const exact = (unit: number, spread: number) =>
     Float32Array.from({ length: width }, (_, i) => {
       // The place of the ±127 moves from block to block.

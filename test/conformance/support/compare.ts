@@ -33,30 +33,44 @@ export function sameBits(found: Float32Array, expected: Float32Array, what: stri
 }
 
 /**
- * Each kind of row and each value by itself, so that small ones are not lost beside large ones. Only what int8 rounds is
- * judged together: its bound holds on average, and those kinds are of one size.
+ * Each kind of row and each value by itself, so that small ones are not lost beside large ones. Where int8 rounds, the
+ * bound holds on average over what a product sums up, and a kind has few rows: there all kinds are judged together, each
+ * scaled to the same size, and one alone may stray by half as much again.
+ *
+ * @param given.slack what the bound of those together is multiplied with
+ * @returns the relative RMS of those together
  */
 export function nearByKind(found: Values, expected: Values, given: {
-  readonly rows: number; readonly tolerance: ToleranceOf; readonly what: string;
-}): void {
-  const { rows, tolerance, what } = given;
+  readonly rows: number; readonly tolerance: ToleranceOf; readonly what: string; readonly slack?: number;
+}): number {
+  const { rows, tolerance, what, slack = 1 } = given;
   const names = Object.keys(expected);
-  const rounded = rowKinds.filter((kind) => tolerance(kind) >= LOSSY);
-  const groups = rowKinds
-    .filter((kind) => !rounded.includes(kind))
-    .flatMap((kind) => names.map((name) => ({ kinds: [kind], of: [name] })));
-  if (rounded.length > 0) groups.push({ kinds: [...rounded], of: names });
-  for (const { kinds, of } of groups) {
-    const pick = (values: Values) =>
-      concat(
-        of.map((name) => {
-          const value = values[name] as Float32Array;
-          const width = value.length / rows;
-          return value.filter((_, i) => kinds.includes(kindOfRow(Math.floor(i / width))));
-        }),
-      );
-    near(pick(found), pick(expected), Math.max(...kinds.map(tolerance)), `${what}, ${of.join(' and ')}, rows: ${kinds.join(', ')}`);
+  const pick = (values: Values, of: readonly string[], kind: RowKind) =>
+    concat(
+      of.map((name) => {
+        const value = values[name] as Float32Array;
+        const width = value.length / rows;
+        return value.filter((_, i) => kindOfRow(Math.floor(i / width)) === kind);
+      }),
+    );
+  const rounded: { readonly found: Float32Array; readonly expected: Float32Array }[] = [];
+  let bound = 0;
+  for (const kind of rowKinds) {
+    const own = tolerance(kind);
+    const lossy = own >= LOSSY;
+    for (const of of lossy ? [names] : names.map((name) => [name])) {
+      const [ours, theirs] = [pick(found, of, kind), pick(expected, of, kind)];
+      near(ours, theirs, lossy ? 1.5 * slack * own : own, `${what}, ${of.join(' and ')}, ${kind} rows`);
+      const size = Math.sqrt(theirs.reduce((sum, x) => sum + x * x, 0) / theirs.length);
+      if (!lossy || size === 0) continue;
+      rounded.push({ found: ours.map((x) => x / size), expected: theirs.map((x) => x / size) });
+      bound = Math.max(bound, own);
+    }
   }
+  if (rounded.length === 0) return 0;
+  const [ours, theirs] = [concat(rounded.map((part) => part.found)), concat(rounded.map((part) => part.expected))];
+  near(ours, theirs, slack * bound, `${what}, rows that int8 rounds`);
+  return relativeRms(ours, theirs);
 }
 
 /** Tolerances from here on are those of rounded activations. */
@@ -99,8 +113,11 @@ export async function checkRows(tiny: Tiny, given: {
   readonly tolerance: ToleranceOf;
   readonly options?: DeviceOptions;
   readonly what: string;
+  /** As for {@link nearByKind}; `onError` learns what that returns. */
+  readonly slack?: number;
+  readonly onError?: (relativeRms: number) => void;
 }): Promise<Values> {
-  const { names, tolerance, options = {}, what } = given;
+  const { names, tolerance, options = {}, what, slack, onError } = given;
   const expected = await onReference(tiny, options, (running) => read(running, 'prompt', 0, ROWS, names));
   return onCpu(tiny, options, async (running) => {
     let result: Values = {};
@@ -108,7 +125,7 @@ export async function checkRows(tiny: Tiny, given: {
       const rows = whole[mode];
       const all = await read(running, mode, 0, rows, names);
       const reference = Object.fromEntries(names.map((name) => [name, firstRows(expected[name] as Float32Array, rows)]));
-      nearByKind(all, reference, { rows, tolerance, what: `${what}, ${mode}` });
+      onError?.(nearByKind(all, reference, { rows, tolerance, slack, what: `${what}, ${mode}` }));
       for (const [index, count] of counts[mode].entries()) {
         // From another row each time, up to the last that leaves room.
         const first = index === 0 ? rows - 1 : Math.floor(((rows - count) * index) / counts[mode].length);

@@ -1,0 +1,60 @@
+/**
+ * The reference's mixture of experts over activations that are rounded to int8 wherever a kernel rounds them. What is left
+ * between it and an int8 kernel is the order of f32 sums, and a value here and there that was half way between two codes.
+ */
+
+import { route } from '../../../src/backend/reference/moe.ts';
+import { glu, linear } from '../../../src/backend/reference/operations.ts';
+import type { MoeSpec } from '../../../src/model/spec.ts';
+import { roundHalfEven } from '../../../src/quant/scalars.ts';
+
+/** Blocks of 32 with one scale each: the largest magnitude becomes ±127. */
+export function int8Rounded(values: Float32Array): Float32Array {
+  const rounded = new Float32Array(values.length);
+  for (let at = 0; at < values.length; at += 32) {
+    const block = values.subarray(at, at + 32);
+    const top = block.reduce((most, x) => Math.max(most, Math.abs(x)), 0);
+    const scale = Math.fround(top / 127);
+    const inverse = top === 0 ? 0 : Math.fround(127 / top);
+    block.forEach((x, i) => {
+      rounded[at + i] = roundHalfEven(Math.fround(x * inverse)) * scale;
+    });
+  }
+  return rounded;
+}
+
+/**
+ * @param input [T, hidden]
+ * @param weights by part (`gate`, `shared.up` …), decoded
+ * @param isInt8 whether a part is multiplied with int8 activations
+ */
+export function roundedMoe(
+  input: Float32Array, moe: MoeSpec, weights: (part: string) => Float32Array, isInt8: (part: string) => boolean,
+): Float32Array {
+  const { experts, inner, shared, router, used } = moe;
+  const hidden = weights('router').length / experts;
+  const times = (x: Float32Array, part: string, expert: number, rows: number) =>
+    linear(isInt8(part) ? int8Rounded(x) : x, { data: weights(part), offset: expert * rows * x.length, rows, columns: x.length });
+  const expertOf = (x: Float32Array, prefix: string, expert: number, width: number) => {
+    const gate = times(x, `${prefix}gate`, expert, width);
+    const up = times(x, `${prefix}up`, expert, width);
+    return times(glu(gate, up, moe.activation), `${prefix}down`, expert, hidden);
+  };
+  const output = new Float32Array(input.length);
+  for (let t = 0; t < input.length / hidden; t++) {
+    const x = input.subarray(t * hidden, (t + 1) * hidden);
+    const y = output.subarray(t * hidden, (t + 1) * hidden);
+    const add = (made: Float32Array, weight: number) => {
+      for (let i = 0; i < hidden; i++) y[i] += weight * (made[i] as number);
+    };
+    const bias = router.selectionBias ? weights('selectionBias') : undefined;
+    const chosen = route(times(x, 'router', 0, experts), bias, router, used);
+    chosen.experts.forEach((expert, rank) => {
+      add(expertOf(x, '', expert, inner), chosen.weights[rank] as number);
+    });
+    if (shared === undefined) continue;
+    const gate = shared.gated ? 1 / (1 + Math.exp(-(times(x, 'shared.router', 0, 1)[0] as number))) : 1;
+    add(expertOf(x, 'shared.', 0, shared.inner), Math.fround(gate));
+  }
+  return output;
+}
