@@ -44,7 +44,7 @@ const tables: Readonly<Record<DeviceName, readonly KernelRow[]>> = { cpu: cpuRow
 export function plan(request: PlanRequest): Plan {
   const { spec, graph, weights, options, platform } = request;
   const device = options.device ?? 'cpu';
-  const cacheType = options.cache ?? (device === 'cpu' ? 'f16' : 'f32');
+  const cacheType = options.cache ?? (device === 'cpu' ? defaultCache(request) : 'f32');
   const promptRows = device === 'cpu' ? (options.batch ?? DEFAULT_BATCH) : Math.min(options.batch ?? REFERENCE_BATCH, REFERENCE_BATCH);
   const operations = chooseRows({ request, device, cacheType, promptRows });
   const place = (context: number) =>
@@ -74,6 +74,19 @@ export function plan(request: PlanRequest): Plan {
     bytesPerToken: bytesPerToken(graph, weights),
     reproducible: true,
   };
+}
+
+/** f32 while that is a small part of what the model takes anyway (half of its weights), else f16. */
+function defaultCache({ spec, weights, options }: PlanRequest): CacheType {
+  const context = options.context ?? Math.min(spec.trainedContext, DEFAULT_CONTEXT);
+  const rows = pagesFor(context, options) * PAGE_ROWS;
+  let weightBytes = 0;
+  for (const { bytes } of weights.values()) weightBytes += bytes;
+  return f32CacheBytes(spec, rows) <= weightBytes / 2 ? 'f32' : 'f16';
+}
+
+function f32CacheBytes(spec: ModelSpec, rows: number): number {
+  return spec.layers.reduce((sum, { attention: { kvHeads, headDim, valueDim } }) => sum + rows * kvHeads * (headDim + valueDim) * 4, 0);
 }
 
 interface Chosen {
@@ -167,11 +180,7 @@ function placeOnReference(given: { readonly request: PlanRequest; readonly conte
   );
   const rows = Math.max(promptRows, MAX_STEP_ROWS);
   const weightBytes = planned.reduce((sum, { bytes }) => sum + bytes, 0);
-  const cacheRows = pagesFor(context, options) * PAGE_ROWS;
-  const cacheBytes = spec.layers.reduce(
-    (sum, { attention: { kvHeads, headDim, valueDim } }) => sum + cacheRows * kvHeads * (headDim + valueDim) * 4,
-    0,
-  );
+  const cacheBytes = f32CacheBytes(spec, pagesFor(context, options) * PAGE_ROWS);
   const bufferBytes = Object.values(graph.widths).reduce((sum, width) => sum + width * rows * 4, 0);
   const buffers: PlannedBuffer[] = [{ name: 'every value of a run', bytes: bufferBytes, device: 'reference', lifetime: 'step' }];
   return { arenas: [], weights: planned, buffers, weightBytes, cacheBytes, bufferBytes, total: weightBytes + cacheBytes + bufferBytes };

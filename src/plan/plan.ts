@@ -15,7 +15,7 @@ export interface PlanOptions {
   readonly context?: number;
   /** Rows a prompt chunk; default 512. */
   readonly batch?: number;
-  /** KV cache element type; default f16 on the CPU, f32 on the reference. */
+  /** KV cache element type; default f32 on the CPU while that takes at most half of the weights' bytes, else f16. */
   readonly cache?: CacheType;
   /** Sessions whose full contexts the cache holds at once; default 1. Shorter ones share it. */
   readonly sessions?: number;

@@ -6,6 +6,7 @@ import type { ModelSpec } from '../../model/spec.ts';
 import { type Platform, platform } from '../../platform/index.ts';
 import type { Plan } from '../../plan/plan.ts';
 import { type Backend, type Executable, PAGE_ROWS, type PrepareRequest, type Step } from '../backend.ts';
+import { checkStep } from './check-step.ts';
 import { Fault } from './control.ts';
 import { layOut } from './layout.ts';
 import { Pool } from './pool.ts';
@@ -107,11 +108,14 @@ class CpuExecutable implements Executable {
 
   async run(step: Step): Promise<Float32Array> {
     if (this.#disposed) throw new DisposedError('the CPU backend');
+    checkStep(step, this.#plan, this.#spec.vocabulary);
     this.#write(step);
     this.#rows = step.tokens.length;
     this.#pool.run(step.tokens.length, step.wanted.length);
     this.#checkFault(step);
-    return this.#read(this.#logitsName, step.wanted.length);
+    const logits = this.#read(this.#logitsName, step.wanted.length);
+    this.#requireFinite(logits, step);
+    return logits;
   }
 
   /** A named value of the last run, where no later one has taken its place. */
@@ -125,12 +129,6 @@ class CpuExecutable implements Executable {
     const places = this.#program.step;
     const { tokens, positions, sequences, pageTables, wanted } = step;
     const rows = tokens.length;
-    if (rows === 0 || rows > this.#plan.maxRows[step.mode]) {
-      throw new InternalError(`a ${step.mode} run of ${rows} rows; the plan allows 1 to ${this.#plan.maxRows[step.mode]}`);
-    }
-    if (wanted.length > this.#plan.maxRows.wanted) {
-      throw new InternalError(`${wanted.length} rows of logits were asked for; the plan allows ${this.#plan.maxRows.wanted}`);
-    }
     let used = 0;
     const starts = pageTables.map((table) => {
       const start = used;
@@ -140,16 +138,8 @@ class CpuExecutable implements Executable {
     });
     let furthest = 0;
     for (let row = 0; row < rows; row++) {
-      const token = tokens[row] as number;
       const position = positions[row] as number;
-      if (token < 0 || token >= this.#spec.vocabulary) {
-        throw new InternalError(`token ${token} is outside the vocabulary of ${this.#spec.vocabulary}`);
-      }
-      const table = pageTables[sequences[row] as number];
-      if (table === undefined || position < 0 || position >= table.length * PAGE_ROWS) {
-        throw new InternalError(`row ${row} is at position ${position}, which its sequence has no page for`);
-      }
-      i32[places.tokens / 4 + row] = token;
+      i32[places.tokens / 4 + row] = tokens[row] as number;
       i32[places.positions / 4 + row] = position;
       i32[places.limits / 4 + row] = position + 1;
       i32[places.pageStart / 4 + row] = starts[sequences[row] as number] as number;
@@ -179,6 +169,20 @@ class CpuExecutable implements Executable {
     throw new NonFiniteError(
       `${where}: ${faultTexts[fault.kind]}, in the ${step.mode} of ${step.tokens.length} rows from position ${position} on`,
       { data: { layer, mode: step.mode, position } },
+    );
+  }
+
+  /** What comes after the last norm has no other norm to find it. */
+  #requireFinite(logits: Float32Array, step: Step): void {
+    let nothing = 0;
+    // x - x is 0 for finite values and NaN for all others.
+    for (let i = 0; i < logits.length; i++) nothing += (logits[i] as number) - (logits[i] as number);
+    if (nothing === 0) return;
+    const position = step.positions[0];
+    throw new NonFiniteError(
+      `after the last layer (output): a logit is not finite, in the ${step.mode} of ${step.tokens.length} rows from position` +
+        ` ${position} on; the final norm or the output weights are damaged`,
+      { data: { layer: this.#spec.layers.length, mode: step.mode, position } },
     );
   }
 

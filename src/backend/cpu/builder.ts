@@ -7,14 +7,13 @@ import type { Graph, Operation, ValueName, WeightName } from '../../model/graph.
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import type { CacheType } from '../kernel.ts';
-import { acceptsWeight, ACTIVATION_BLOCK_BYTES, cpuFormat, groupBytes, groupsOf } from './formats.ts';
+import { acceptsWeight, cpuFormat, encodedBlockBytes, type Encoding, groupBytes, groupsOf } from './formats.ts';
 import type { CachePlace, Place, RopePlace, Space, StepPlaces, Task, WeightPlace } from './program.ts';
 
 /** What tasks ask for when every address is known. */
 export interface Addresses {
+  /** A value, or an encoded copy of one ({@link Builder.operand}). */
   value(name: ValueName): Place;
-  /** The int8 copy of a value. */
-  quantised(name: ValueName): Place;
   buffer(name: string): number;
   weight(name: WeightName): WeightPlace;
   cache(layer: number): CachePlace;
@@ -26,7 +25,7 @@ export interface Emission {
   readonly space: Space;
   /** Pairs a row, in the space `pairs`. */
   readonly used?: number;
-  /** Names of values, quantised values (`quantisedName`) and buffers. */
+  /** Names of values, encoded values and buffers. */
   readonly reads: readonly string[];
   readonly writes: readonly string[];
   /** Bytes of worker scratch in arena 0, and in each arena that holds one of `weights`. */
@@ -48,7 +47,9 @@ export const ROW_BLOCK = 128;
 /** Groups of four weight rows a unit of work. */
 export const UNIT_GROUPS = 16;
 
-export const quantisedName = (name: string): string => `${name} (int8)`;
+function encodedName(name: ValueName, encoding: Encoding): string {
+  return encoding === 'f32' ? name : `${name} (${encoding})`;
+}
 
 export class Builder {
   readonly graph: Graph;
@@ -63,9 +64,9 @@ export class Builder {
   readonly stages: BuiltStage[] = [];
   /** Bytes of everything in arena 0 that lives for some stages. */
   readonly bytes = new Map<string, number>();
-  /** Widths of declared values that the graph does not know. */
-  readonly extraWidths = new Map<ValueName, number>();
-  readonly #quantisedWanted = new Set<ValueName>();
+  /** Bytes between rows of everything declared as a value. */
+  readonly strides = new Map<ValueName, number>();
+  readonly #encodings = new Map<ValueName, Set<Encoding>>();
 
   constructor(options: {
     readonly graph: Graph; readonly spec: ModelSpec; readonly weights: Weights;
@@ -80,7 +81,8 @@ export class Builder {
     this.cachePages = options.cachePages;
     for (const operation of options.graph.operations) {
       for (const { input, weight } of productsOf(operation)) {
-        if (this.isBlock(weight)) this.#quantisedWanted.add(input);
+        const wanted = this.#encodings.get(input) ?? new Set();
+        this.#encodings.set(input, wanted.add(this.#encoding(weight)));
       }
     }
   }
@@ -91,9 +93,18 @@ export class Builder {
     return weight;
   }
 
-  /** Whether a weight is multiplied with int8 activations. */
-  isBlock(name: WeightName): boolean {
-    return cpuFormat(this.weight(name).format)?.kind === 'block';
+  #encoding(weight: WeightName): Encoding {
+    return cpuFormat(this.weight(weight).format)?.activations ?? 'f32';
+  }
+
+  /** The name of the copy of a value that a weight's kernel multiplies with. */
+  operand(value: ValueName, weight: WeightName): ValueName {
+    return encodedName(value, this.#encoding(weight));
+  }
+
+  /** Bytes between its rows. */
+  operandStride(weight: WeightName): number {
+    return encodedStride(this.weight(weight).shape.at(-1) as number, this.#encoding(weight));
   }
 
   width(name: ValueName): number {
@@ -102,30 +113,33 @@ export class Builder {
 
   /** Declares a value of the graph (or a matrix like one) of `width` f32 a row. */
   declareValue(name: ValueName, width: number, rows = this.rows): void {
-    this.extraWidths.set(name, width);
-    this.bytes.set(name, rows * valueStride(width));
+    this.#declareRows(name, rows, valueStride(width));
   }
 
   declare(name: string, bytes: number): void {
     this.bytes.set(name, bytes);
   }
 
-  /** Whether somebody multiplies block weights with this value. */
-  quantisedWanted(name: ValueName): boolean {
-    return this.#quantisedWanted.has(name);
+  #declareRows(name: string, rows: number, stride: number): void {
+    this.strides.set(name, stride);
+    this.bytes.set(name, rows * stride);
   }
 
-  /** Declares the int8 copy of a value and emits the task that makes it, in the space the value is made in. */
-  quantise(name: ValueName, width: number, options: { readonly space: Space; readonly used?: number; readonly rows?: number }): void {
+  /** Emits what makes the encoded copies of a value that products want, in the space that the value is made in. */
+  encode(name: ValueName, width: number, options: { readonly space: Space; readonly used?: number; readonly rows?: number }): void {
     const { space, used, rows = this.rows } = options;
-    this.declare(quantisedName(name), rows * quantisedStride(width));
-    this.emit({
-      space,
-      used,
-      reads: [name],
-      writes: [quantisedName(name)],
-      make: (at) => ({ kind: 'quantise', input: at.value(name), output: at.quantised(name), blocks: width / 32 }),
-    });
+    for (const encoding of this.#encodings.get(name) ?? []) {
+      if (encoding === 'f32') continue;
+      const copy = encodedName(name, encoding);
+      this.#declareRows(copy, rows, encodedStride(width, encoding));
+      this.emit({
+        space,
+        used,
+        reads: [name],
+        writes: [copy],
+        make: (at) => ({ kind: 'encode', input: at.value(name), output: at.value(copy), blocks: width / 32, encoding }),
+      });
+    }
   }
 
   /** Puts a task behind those emitted before: into the last stage where that is sound, else into a new one. */
@@ -149,11 +163,11 @@ export function valueStride(width: number): number {
   return groupsOf(width) * 16;
 }
 
-export function quantisedStride(width: number): number {
-  return (width / 32) * ACTIVATION_BLOCK_BYTES;
+function encodedStride(width: number, encoding: Encoding): number {
+  return encoding === 'f32' ? valueStride(width) : (width / 32) * encodedBlockBytes[encoding];
 }
 
-/** Which values an operation multiplies with which weights. */
+/** Which values an operation multiplies with which weights, its own in between included. */
 export function productsOf(operation: Operation): { readonly input: ValueName; readonly weight: WeightName }[] {
   switch (operation.kind) {
     case 'linear':
@@ -162,9 +176,13 @@ export function productsOf(operation: Operation): { readonly input: ValueName; r
     case 'moe': {
       const { input, prefix, moe } = operation;
       const names = ['router', 'gate', 'up'];
-      if (moe.shared !== undefined) names.push('shared.gate', 'shared.up');
+      const inner = [{ input: `${prefix}.inner`, weight: `${prefix}.down` }];
+      if (moe.shared !== undefined) {
+        names.push('shared.gate', 'shared.up');
+        inner.push({ input: `${prefix}.sharedInner`, weight: `${prefix}.shared.down` });
+      }
       if (moe.shared?.gated === true) names.push('shared.router');
-      return names.map((name) => ({ input, weight: `${prefix}.${name}` }));
+      return [...names.map((name) => ({ input, weight: `${prefix}.${name}` })), ...inner];
     }
     default:
       return [];

@@ -4,40 +4,58 @@ import { formatOf, type FormatId } from '../../quant/index.ts';
 
 /** Rows that stand side by side in a group. */
 export const GROUP_ROWS = 4;
-/** Bytes of a quantised activation block of 32 values: bytes, scale and sums. */
-export const ACTIVATION_BLOCK_BYTES = 48;
+/**
+ * How activations are encoded for a product (`assembly/activations.ts`). `int8`: 32 bytes with one scale, for the formats
+ * whose own rounding is far coarser. `digits`: two bytes a value, and `words`: one i16, of 16 bits either way; for formats
+ * of 32 values a block, whose models are small and feel every rounding.
+ */
+export type Encoding = 'f32' | 'int8' | 'digits' | 'words';
+
+/** Bytes of 32 encoded activations, scale and sums included. */
+export const encodedBlockBytes: Readonly<Record<Exclude<Encoding, 'f32'>, number>> = { int8: 48, digits: 80, words: 80 };
 
 export interface CpuFormat {
   readonly id: FormatId;
-  /** `block`: int8 activations (`assembly/tiles/index.ts`); `float`: f32 activations (`assembly/float.ts`). */
+  /** `block`: integer products (`assembly/tiles/index.ts`); `float`: f32 products (`assembly/float.ts`). */
   readonly kind: 'block' | 'float';
+  /** What its products take; `encodingOf` in `assembly/tiles/index.ts` says the same. */
+  readonly activations: Encoding;
   /** Its number there. */
   readonly number: number;
   /** The parts of a block, in order, as [bytes, unit]: so many bytes, interleaved in units of 1, 2 or 4. */
   readonly segments: readonly (readonly [bytes: number, unit: 1 | 2 | 4])[];
 }
 
-const block = (id: FormatId, number: number, ...segments: CpuFormat['segments']): CpuFormat => ({ id, kind: 'block', number, segments });
-const float = (id: FormatId, number: number, unit: 2 | 4): CpuFormat => ({ id, kind: 'float', number, segments: [[unit, unit]] });
+type Segments = CpuFormat['segments'];
+
+const block =
+  (activations: Encoding) =>
+  (id: FormatId, number: number, ...segments: Segments): CpuFormat => ({ id, kind: 'block', activations, number, segments });
+const int8 = block('int8');
+const digits = block('digits');
+const words = block('words');
+const float = (id: FormatId, number: number, unit: 2 | 4): CpuFormat => ({
+  id, kind: 'float', activations: 'f32', number, segments: [[unit, unit]],
+});
 
 export const cpuFormats: readonly CpuFormat[] = [
   float('F32', 0, 4),
   float('F16', 1, 2),
   float('BF16', 2, 2),
-  block('Q4_0', 0, [2, 2], [16, 4]),
-  block('Q4_1', 1, [2, 2], [2, 2], [16, 4]),
-  block('Q5_0', 2, [2, 2], [20, 4]),
-  block('Q5_1', 3, [2, 2], [2, 2], [20, 4]),
-  block('Q8_0', 4, [2, 2], [32, 4]),
-  block('Q2_K', 5, [80, 4], [2, 2], [2, 2]),
-  block('Q3_K', 6, [108, 4], [2, 2]),
-  block('Q4_K', 7, [2, 2], [2, 2], [140, 4]),
-  block('Q5_K', 8, [2, 2], [2, 2], [172, 4]),
-  block('Q6_K', 9, [208, 4], [2, 2]),
-  block('IQ4_NL', 10, [2, 2], [16, 4]),
-  block('IQ4_XS', 11, [2, 2], [2, 2], [132, 4]),
-  block('MXFP4', 12, [1, 1], [16, 4]),
-  block('NVFP4', 13, [36, 4]),
+  digits('Q4_0', 0, [2, 2], [16, 4]),
+  digits('Q4_1', 1, [2, 2], [2, 2], [16, 4]),
+  digits('Q5_0', 2, [2, 2], [20, 4]),
+  digits('Q5_1', 3, [2, 2], [2, 2], [20, 4]),
+  words('Q8_0', 4, [2, 2], [32, 4]),
+  int8('Q2_K', 5, [80, 4], [2, 2], [2, 2]),
+  int8('Q3_K', 6, [108, 4], [2, 2]),
+  int8('Q4_K', 7, [2, 2], [2, 2], [140, 4]),
+  int8('Q5_K', 8, [2, 2], [2, 2], [172, 4]),
+  int8('Q6_K', 9, [208, 4], [2, 2]),
+  words('IQ4_NL', 10, [2, 2], [16, 4]),
+  words('IQ4_XS', 11, [2, 2], [2, 2], [132, 4]),
+  int8('MXFP4', 12, [1, 1], [16, 4]),
+  int8('NVFP4', 13, [36, 4]),
 ];
 
 const byId = new Map(cpuFormats.map((format) => [format.id, format]));

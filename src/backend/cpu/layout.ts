@@ -6,7 +6,7 @@ import type { Weights } from '../../model/weights.ts';
 import { OutOfMemoryError } from '../../errors.ts';
 import { PAGE_ROWS } from '../backend.ts';
 import { type CacheType, MAX_STEP_ROWS } from '../kernel.ts';
-import { type Addresses, Builder, homeBytes, quantisedName, quantisedStride, valueStride } from './builder.ts';
+import { type Addresses, Builder, homeBytes } from './builder.ts';
 import type { CpuRow } from './row.ts';
 import type { CachePlace, CpuProgram, Place, RopePlace, StepPlaces, WeightPlace } from './program.ts';
 
@@ -60,8 +60,7 @@ export function layOut(options: LayoutOptions): CpuProgram {
   const placed = placeWeights(weights, arenas);
 
   const at: Addresses = {
-    value: (name) => ({ offset: found(buffers, name), stride: valueStride(widthOf(builder, name)) }),
-    quantised: (name) => ({ offset: found(buffers, quantisedName(name)), stride: quantisedStride(widthOf(builder, name)) }),
+    value: (name) => ({ offset: found(buffers, name), stride: found(builder.strides, name) }),
     buffer: (name) => found(buffers, name),
     weight: (name) => found(placed, name),
     cache: (layer) => cache[layer] as CachePlace,
@@ -152,10 +151,6 @@ function found<Value>(map: ReadonlyMap<string, Value>, name: string): Value {
   const value = map.get(name);
   if (value === undefined) throw new TypeError(`nothing was placed under the name ${name}`);
   return value;
-}
-
-function widthOf(builder: Builder, name: string): number {
-  return builder.graph.widths[name] ?? (builder.extraWidths.get(name) as number);
 }
 
 /**

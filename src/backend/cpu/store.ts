@@ -121,15 +121,23 @@ export async function storeWeights(
     const [one, other] = [pieces[a] as StorePiece, pieces[b] as StorePiece];
     return one.source - other.source || one.fileOffset - other.fileOffset;
   });
+  // Once one read has failed the pool may be gone: what other reads bring is then put in order by nobody.
+  let failed = false;
   const reader = async () => {
-    for (let index = inOrder[next++]; index !== undefined; index = inOrder[next++]) {
-      signal?.throwIfAborted();
-      const piece = pieces[index] as StorePiece;
-      const { bytes } = arenas[piece.arena] as Arena;
-      await source(piece.source).readInto(piece.fileOffset, bytes.subarray(piece.offset, piece.offset + piece.bytes));
-      order(index);
-      bytesDone += piece.bytes;
-      onProgress?.({ bytesDone, bytesTotal });
+    try {
+      for (let index = inOrder[next++]; index !== undefined; index = inOrder[next++]) {
+        signal?.throwIfAborted();
+        const piece = pieces[index] as StorePiece;
+        const { bytes } = arenas[piece.arena] as Arena;
+        await source(piece.source).readInto(piece.fileOffset, bytes.subarray(piece.offset, piece.offset + piece.bytes));
+        if (failed) return;
+        order(index);
+        bytesDone += piece.bytes;
+        onProgress?.({ bytesDone, bytesTotal });
+      }
+    } catch (error) {
+      failed = true;
+      throw error;
     }
   };
   await Promise.all(Array.from({ length: READS_AT_ONCE }, reader));

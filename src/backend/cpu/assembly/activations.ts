@@ -1,48 +1,116 @@
-// Rows of f32 activations and what is done to each by itself: int8 quantisation, norms, rotation, gating, sums.
+// Rows of f32 activations and what is done to each by itself: integer encoding, norms, rotation, gating, sums.
 
-import { ACTIVATION_BLOCK, exp1, silu4, sumLanes } from './lanes';
+import { exp1, INT16_BLOCK, INT8_BLOCK, silu4, sumLanes } from './lanes';
+
+/** Largest magnitude of 32 f32; NaN when one of them is. */
+// @ts-ignore: decorator
+@inline
+function largestOf(input: usize): f32 {
+  let largest = f32x4.splat(0);
+  for (let i: usize = 0; i < 128; i += 16) {
+    largest = f32x4.max(largest, f32x4.abs(v128.load(input + i)));
+  }
+  return max<f32>(
+    max<f32>(f32x4.extract_lane(largest, 0), f32x4.extract_lane(largest, 1)),
+    max<f32>(f32x4.extract_lane(largest, 2), f32x4.extract_lane(largest, 3)),
+  );
+}
+
+/** Below this a block counts as zero: the inverse of its scale would overflow. */
+const LEAST: f32 = 3e-36;
+
+// @ts-ignore: decorator
+@inline
+function toInts(values: v128): v128 {
+  return i32x4.trunc_sat_f32x4_s(f32x4.nearest(values));
+}
+
+// @ts-ignore: decorator
+@inline
+function bytesOf(a: v128, b: v128, c: v128, d: v128): v128 {
+  return i8x16.narrow_i16x8_s(i16x8.narrow_i32x4_s(a, b), i16x8.narrow_i32x4_s(c, d));
+}
+
+/** The four factors behind a block's values: d, d·Σ, and d·Σ of each half. */
+// @ts-ignore: decorator
+@inline
+function storeFactors(at: usize, scale: f32, first: i32, second: i32): void {
+  f32.store(at, scale);
+  f32.store(at, scale * <f32>(first + second), 4);
+  f32.store(at, scale * <f32>first, 8);
+  f32.store(at, scale * <f32>second, 12);
+}
 
 /**
- * Quantises `blocks` blocks of 32 f32 to int8 with one scale each. A block takes 48 bytes: 32 values, the scale d, d·Σq, and
- * d·Σq of each half. NaN in a block makes its scale NaN, so it is not lost.
+ * Encodes `blocks` blocks of 32 f32 as bytes of -127…127 with one scale d: 32 bytes and four factors, 48 bytes in all. NaN
+ * in a block makes its scale NaN, so it is not lost.
  */
-export function quantise(input: usize, output: usize, blocks: i32): void {
+export function encodeInt8(input: usize, output: usize, blocks: i32): void {
   for (let block = 0; block < blocks; block++) {
-    let largest = f32x4.splat(0);
-    for (let i: usize = 0; i < 128; i += 16) {
-      largest = f32x4.max(largest, f32x4.abs(v128.load(input + i)));
-    }
-    const top = max<f32>(
-      max<f32>(f32x4.extract_lane(largest, 0), f32x4.extract_lane(largest, 1)),
-      max<f32>(f32x4.extract_lane(largest, 2), f32x4.extract_lane(largest, 3)),
-    );
-    const scale: f32 = top / 127;
-    // A block whose scale would be subnormal is zero: its inverse would overflow.
-    const usable = scale >= 1.2e-38 || scale != scale;
+    const top = largestOf(input);
+    const usable = !(top < LEAST);
     const inverse = f32x4.splat(usable ? 127 / top : 0);
-    let first = i32x4.splat(0);
-    let second = i32x4.splat(0);
+    let first = 0;
+    let second = 0;
     for (let half: usize = 0; half < 2; half++) {
       const at = input + half * 64;
-      const a = i32x4.trunc_sat_f32x4_s(f32x4.nearest(f32x4.mul(v128.load(at), inverse)));
-      const b = i32x4.trunc_sat_f32x4_s(f32x4.nearest(f32x4.mul(v128.load(at, 16), inverse)));
-      const c = i32x4.trunc_sat_f32x4_s(f32x4.nearest(f32x4.mul(v128.load(at, 32), inverse)));
-      const d = i32x4.trunc_sat_f32x4_s(f32x4.nearest(f32x4.mul(v128.load(at, 48), inverse)));
-      const bytes = i8x16.narrow_i16x8_s(i16x8.narrow_i32x4_s(a, b), i16x8.narrow_i32x4_s(c, d));
-      v128.store(output + half * 16, bytes);
-      const sum = i32x4.add(i32x4.add(a, b), i32x4.add(c, d));
+      const a = toInts(f32x4.mul(v128.load(at), inverse));
+      const b = toInts(f32x4.mul(v128.load(at, 16), inverse));
+      const c = toInts(f32x4.mul(v128.load(at, 32), inverse));
+      const d = toInts(f32x4.mul(v128.load(at, 48), inverse));
+      v128.store(output + half * 16, bytesOf(a, b, c, d));
+      const sum = sumInts(i32x4.add(i32x4.add(a, b), i32x4.add(c, d)));
       if (half == 0) first = sum;
       else second = sum;
     }
-    const used: f32 = usable ? scale : 0;
-    const sumFirst = used * <f32>sumInts(first);
-    const sumSecond = used * <f32>sumInts(second);
-    f32.store(output + 32, used);
-    f32.store(output + 36, used * <f32>(sumInts(first) + sumInts(second)));
-    f32.store(output + 40, sumFirst);
-    f32.store(output + 44, sumSecond);
+    storeFactors(output + 32, usable ? top / 127 : 0, first, second);
     input += 128;
-    output += ACTIVATION_BLOCK;
+    output += INT8_BLOCK;
+  }
+}
+
+/**
+ * Encodes blocks of 32 f32 as 16-bit integers 254·h + l with one scale: h is the nearest byte of -127…127, l what is left in
+ * 254ths. `digits`: 32 bytes h, then 32 bytes l; else 32 i16. With four factors 80 bytes.
+ */
+export function encodeInt16(input: usize, output: usize, blocks: i32, digits: i32): void {
+  for (let block = 0; block < blocks; block++) {
+    const top = largestOf(input);
+    const usable = !(top < LEAST);
+    const inverse = f32x4.splat(usable ? 127 / top : 0);
+    let first = 0;
+    let second = 0;
+    for (let half: usize = 0; half < 2; half++) {
+      const at = input + half * 64;
+      let sum = i32x4.splat(0);
+      for (let pair: usize = 0; pair < 2; pair++) {
+        const x = f32x4.mul(v128.load(at + pair * 32), inverse);
+        const y = f32x4.mul(v128.load(at + pair * 32, 16), inverse);
+        const xHigh = f32x4.nearest(x);
+        const yHigh = f32x4.nearest(y);
+        const xLow = toInts(f32x4.mul(f32x4.sub(x, xHigh), f32x4.splat(254)));
+        const yLow = toInts(f32x4.mul(f32x4.sub(y, yHigh), f32x4.splat(254)));
+        const xh = i32x4.trunc_sat_f32x4_s(xHigh);
+        const yh = i32x4.trunc_sat_f32x4_s(yHigh);
+        const xWord = i32x4.add(i32x4.mul(xh, i32x4.splat(254)), xLow);
+        const yWord = i32x4.add(i32x4.mul(yh, i32x4.splat(254)), yLow);
+        sum = i32x4.add(sum, i32x4.add(xWord, yWord));
+        if (digits) {
+          const high = i16x8.narrow_i32x4_s(xh, yh);
+          const low = i16x8.narrow_i32x4_s(xLow, yLow);
+          const to = output + half * 16 + pair * 8;
+          v128.store64_lane(to, i8x16.narrow_i16x8_s(high, high), 0);
+          v128.store64_lane(to, i8x16.narrow_i16x8_s(low, low), 0, 32);
+        } else {
+          v128.store(output + half * 32 + pair * 16, i16x8.narrow_i32x4_s(xWord, yWord));
+        }
+      }
+      if (half == 0) first = sumInts(sum);
+      else second = sumInts(sum);
+    }
+    storeFactors(output + 64, usable ? top / (127 * 254) : 0, first, second);
+    input += 128;
+    output += INT16_BLOCK;
   }
 }
 

@@ -4,9 +4,9 @@
 //
 // The type parameter names how bytes may be added in i16 before widening (see `kindOf`):
 // u8: to 15, one sum of 32 columns; i8: to 31, two sums of 16; u16: halves of 16 columns with a scale each, to 31;
-// i16: halves, to 63, sums of 8; u32: signed bytes, i16 × i16 products.
+// i16: halves, to 63, sums of 8; u32: signed bytes times words; u64 and i64: as u8 and i8, times digits.
 
-import { dotPairs, lane0, lane1, lane2, lane3, widen } from './lanes';
+import { dotPairs, INT16_BLOCK, INT8_BLOCK, lane0, lane1, lane2, lane3, widen } from './lanes';
 import { OFFSET, OFFSET_SECOND, SCALE, SCALE_SECOND } from './tiles/tile';
 
 /** Exact Σ q·a of 16 columns in i16: activation bytes at `a`, four columns of four rows each in w0 … w3. */
@@ -19,7 +19,7 @@ function quarterSum(a: usize, w0: v128, w1: v128, w2: v128, w3: v128): v128 {
   );
 }
 
-/** Exact Σ q·a over 32 columns of signed bytes, in i32. */
+/** Exact Σ q·a over 32 columns of signed bytes and 32 words, in i32. */
 // @ts-ignore: decorator
 @inline
 export function signedSum(w: usize, x: usize): v128 {
@@ -27,7 +27,7 @@ export function signedSum(w: usize, x: usize): v128 {
   let low = i32x4.splat(0);
   let high = i32x4.splat(0);
   for (let i: usize = 0; i < 4; i++) {
-    const a = v128.load_ext<i8>(x + (i << 3));
+    const a = v128.load(x + (i << 4));
     const first = i64x2.shuffle(a, a, 0, 0);
     const second = i64x2.shuffle(a, a, 1, 1);
     const at = w + (i << 5);
@@ -54,21 +54,28 @@ function halfSum<Kind>(tile: usize, x: usize, half: usize): v128 {
   return widen(quarterSum(a, v128.load(w), v128.load(w, 16), v128.load(w, 32), v128.load(w, 48)));
 }
 
-/** Exact Σ q·a over 32 columns, bytes to 15. */
+/** Exact Σ q·a over 32 columns and bytes of activations. */
 // @ts-ignore: decorator
 @inline
-function wholeSum(tile: usize, x: usize): v128 {
+function wholeSum<Kind>(tile: usize, x: usize): v128 {
+  if (isSigned<Kind>()) return i32x4.add(halfSum<Kind>(tile, x, 0), halfSum<Kind>(tile, x, 1));
   return widen(i16x8.add(
     quarterSum(x, v128.load(tile), v128.load(tile, 16), v128.load(tile, 32), v128.load(tile, 48)),
     quarterSum(x + 16, v128.load(tile, 64), v128.load(tile, 80), v128.load(tile, 96), v128.load(tile, 112)),
   ));
 }
 
-/** sum + Σq·a · (scale · d) + offset · d·Σa. */
+/** 254 · high + low, of two sums over digits. */
 // @ts-ignore: decorator
 @inline
-export function accumulate(sum: v128, dot: v128, scale: v128, offset: v128, x: usize): v128 {
-  const factors = v128.load(x, 32);
+export function joinDigits(high: v128, low: v128): v128 {
+  return i32x4.add(i32x4.sub(i32x4.shl(high, 8), i32x4.shl(high, 1)), low);
+}
+
+/** sum + Σq·a · (scale · d) + offset · d·Σa, with the factors of the activation block. */
+// @ts-ignore: decorator
+@inline
+export function accumulate(sum: v128, dot: v128, scale: v128, offset: v128, factors: v128): v128 {
   const scaled = f32x4.mul(f32x4.convert_i32x4_s(dot), f32x4.mul(scale, lane0(factors)));
   return f32x4.add(f32x4.add(sum, scaled), f32x4.mul(offset, lane1(factors)));
 }
@@ -77,9 +84,8 @@ export function accumulate(sum: v128, dot: v128, scale: v128, offset: v128, x: u
 // @ts-ignore: decorator
 @inline
 export function accumulateHalves(
-  sum: v128, first: v128, second: v128, scale: v128, offset: v128, scaleSecond: v128, offsetSecond: v128, x: usize,
+  sum: v128, first: v128, second: v128, scale: v128, offset: v128, scaleSecond: v128, offsetSecond: v128, factors: v128,
 ): v128 {
-  const factors = v128.load(x, 32);
   const d = lane0(factors);
   const a = f32x4.mul(f32x4.convert_i32x4_s(first), f32x4.mul(scale, d));
   const b = f32x4.mul(f32x4.convert_i32x4_s(second), f32x4.mul(scaleSecond, d));
@@ -88,28 +94,34 @@ export function accumulateHalves(
   return f32x4.add(sum, f32x4.add(f32x4.add(a, b), f32x4.add(c, e)));
 }
 
-/** sum + Σ q·a · (scale · d), for formats without an offset. */
+/** sum + Σ q·a · (scale · d), for formats without an offset; `x` is a block of words. */
 // @ts-ignore: decorator
 @inline
 export function accumulateScaled(sum: v128, dot: v128, scale: v128, x: usize): v128 {
-  return f32x4.add(sum, f32x4.mul(f32x4.convert_i32x4_s(dot), f32x4.mul(scale, v128.load32_splat(x, 32))));
+  return f32x4.add(sum, f32x4.mul(f32x4.convert_i32x4_s(dot), f32x4.mul(scale, v128.load32_splat(x, 64))));
+}
+
+/** Bytes of an activation block. */
+// @ts-ignore: decorator
+@inline
+export function blockOf<Kind>(): usize {
+  return sizeof<Kind>() >= 4 ? INT16_BLOCK : INT8_BLOCK;
 }
 
 /** One tile against one activation block, added to `sum`. */
 // @ts-ignore: decorator
 @inline
 export function dotTile<Kind>(tile: usize, x: usize, sum: v128): v128 {
-  if (sizeof<Kind>() == 1 && !isSigned<Kind>()) {
-    return accumulate(sum, wholeSum(tile, x), v128.load(tile, SCALE), v128.load(tile, OFFSET), x);
-  }
   if (sizeof<Kind>() == 4) return accumulateScaled(sum, signedSum(tile, x), v128.load(tile, SCALE), x);
-  const first = halfSum<Kind>(tile, x, 0);
-  const second = halfSum<Kind>(tile, x, 1);
+  if (sizeof<Kind>() == 8) {
+    const dot = joinDigits(wholeSum<Kind>(tile, x), wholeSum<Kind>(tile, x + 32));
+    return accumulate(sum, dot, v128.load(tile, SCALE), v128.load(tile, OFFSET), v128.load(x, 64));
+  }
   if (sizeof<Kind>() == 1) {
-    return accumulate(sum, i32x4.add(first, second), v128.load(tile, SCALE), v128.load(tile, OFFSET), x);
+    return accumulate(sum, wholeSum<Kind>(tile, x), v128.load(tile, SCALE), v128.load(tile, OFFSET), v128.load(x, 32));
   }
   return accumulateHalves(
-    sum, first, second,
-    v128.load(tile, SCALE), v128.load(tile, OFFSET), v128.load(tile, SCALE_SECOND), v128.load(tile, OFFSET_SECOND), x,
+    sum, halfSum<Kind>(tile, x, 0), halfSum<Kind>(tile, x, 1), v128.load(tile, SCALE), v128.load(tile, OFFSET),
+    v128.load(tile, SCALE_SECOND), v128.load(tile, OFFSET_SECOND), v128.load(x, 32),
   );
 }

@@ -150,4 +150,6 @@ export function silu4(x: v128): v128 {
   return f32x4.div(x, f32x4.add(f32x4.splat(1.0), exp4(f32x4.neg(x))));
 }
 
-export const ACTIVATION_BLOCK: usize = 48;
+/** Bytes of 32 encoded activations; see `activations.ts`. */
+export const INT8_BLOCK: usize = 48;
+export const INT16_BLOCK: usize = 80;

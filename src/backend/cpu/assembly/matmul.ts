@@ -1,7 +1,7 @@
 // Block formats times quantised rows: output[t][r] = Σ weight[r]·x[t] for the four rows of each group, many groups at once.
 
-import { dotTile } from './dot';
-import { ACTIVATION_BLOCK } from './lanes';
+import { blockOf, dotTile } from './dot';
+import { INT16_BLOCK, INT8_BLOCK } from './lanes';
 import { stepQ4K, stepQ4_1, stepQ6K, stepQ8_0 } from './step';
 import { blockBytes, decodeTiles, kindOf, tilesOf } from './tiles/index';
 import { TILE } from './tiles/tile';
@@ -35,12 +35,14 @@ export function matmul(
       const count = min(8, tiles - first);
       decodeTiles(format, from, scratch, count);
       from += (<usize>count / <usize>tilesOf(format)) * blockBytes(format);
-      const column = x + <usize>first * ACTIVATION_BLOCK;
+      const column = x + <usize>first * (kind >= 4 ? INT16_BLOCK : INT8_BLOCK);
       switch (kind) {
         case 0: dotRows<u8>(scratch, count, column, xStride, xIndex, rows, sums); break;
         case 1: dotRows<i8>(scratch, count, column, xStride, xIndex, rows, sums); break;
         case 2: dotRows<u16>(scratch, count, column, xStride, xIndex, rows, sums); break;
         case 3: dotRows<i16>(scratch, count, column, xStride, xIndex, rows, sums); break;
+        case 5: dotRows<u64>(scratch, count, column, xStride, xIndex, rows, sums); break;
+        case 6: dotRows<i64>(scratch, count, column, xStride, xIndex, rows, sums); break;
         default: dotRows<u32>(scratch, count, column, xStride, xIndex, rows, sums); break;
       }
     }
@@ -81,10 +83,10 @@ function dotRows<Kind>(tile: usize, count: i32, x: usize, xStride: usize, xIndex
       s1 = dotTile<Kind>(from, x1, s1);
       s2 = dotTile<Kind>(from, x2, s2);
       s3 = dotTile<Kind>(from, x3, s3);
-      x0 += ACTIVATION_BLOCK;
-      x1 += ACTIVATION_BLOCK;
-      x2 += ACTIVATION_BLOCK;
-      x3 += ACTIVATION_BLOCK;
+      x0 += blockOf<Kind>();
+      x1 += blockOf<Kind>();
+      x2 += blockOf<Kind>();
+      x3 += blockOf<Kind>();
     }
     v128.store(at, s0);
     v128.store(at, s1, 16);
@@ -97,7 +99,7 @@ function dotRows<Kind>(tile: usize, count: i32, x: usize, xStride: usize, xIndex
     let sum = v128.load(at);
     for (let from = tile; from < end; from += TILE) {
       sum = dotTile<Kind>(from, row, sum);
-      row += ACTIVATION_BLOCK;
+      row += blockOf<Kind>();
     }
     v128.store(at, sum);
   }

@@ -1,22 +1,29 @@
 // One row of a step against the formats that matter most: nibbles go from memory to the dot product through registers. The
 // arithmetic is `dot.ts`'s own, so the bits are those of the tiled path.
 
-import { accumulate, accumulateScaled, signedSum } from './dot';
+import { accumulate, accumulateScaled, joinDigits, signedSum } from './dot';
 import {
-  dotPairs, F16_BITS, F16_EXPONENT, F16_SCALE, HIGH_PAIR, lane0, lane1, lane2, lane3, loadF16Lanes, NIBBLE, widen,
+  dotPairs, F16_BITS, F16_EXPONENT, F16_SCALE, HIGH_PAIR, INT16_BLOCK, lane0, lane1, lane2, lane3, loadF16Lanes, NIBBLE, widen,
 } from './lanes';
 import { minimumsHigh, minimumsLow, scalesHigh, scalesLow } from './tiles/q4_k';
 import { scaleOf } from './tiles/q6_k';
 import { byteOfLane } from './tiles/tile';
 
-/** Σ q·a over 16 columns whose bytes are in the low nibbles of w0 … w3. */
+/** Σ q·a over 16 columns in i16. */
+// @ts-ignore: decorator
+@inline
+function sum16(a: v128, w0: v128, w1: v128, w2: v128, w3: v128): v128 {
+  return i16x8.add(
+    i16x8.add(dotPairs(lane0(a), w0), dotPairs(lane1(a), w1)),
+    i16x8.add(dotPairs(lane2(a), w2), dotPairs(lane3(a), w3)),
+  );
+}
+
+/** The same, bytes in the low nibbles of w0 … w3. */
 // @ts-ignore: decorator
 @inline
 function lowSum(a: v128, w0: v128, w1: v128, w2: v128, w3: v128, mask: v128): v128 {
-  return i16x8.add(
-    i16x8.add(dotPairs(lane0(a), v128.and(w0, mask)), dotPairs(lane1(a), v128.and(w1, mask))),
-    i16x8.add(dotPairs(lane2(a), v128.and(w2, mask)), dotPairs(lane3(a), v128.and(w3, mask))),
-  );
+  return sum16(a, v128.and(w0, mask), v128.and(w1, mask), v128.and(w2, mask), v128.and(w3, mask));
 }
 
 /** The same, high nibbles. */
@@ -76,12 +83,12 @@ function q4Pair(
   sum = accumulate(
     sum, lowDot,
     f32x4.mul(d, f32x4.convert_i32x4_s(byteOfLane(scales, index))),
-    f32x4.mul(least, f32x4.convert_i32x4_s(byteOfLane(minimums, index))), x,
+    f32x4.mul(least, f32x4.convert_i32x4_s(byteOfLane(minimums, index))), v128.load(x, 32),
   );
   return accumulate(
     sum, highDot,
     f32x4.mul(d, f32x4.convert_i32x4_s(byteOfLane(scales, index + 1))),
-    f32x4.mul(least, f32x4.convert_i32x4_s(byteOfLane(minimums, index + 1))), x + 48,
+    f32x4.mul(least, f32x4.convert_i32x4_s(byteOfLane(minimums, index + 1))), v128.load(x, 80),
   );
 }
 
@@ -99,11 +106,22 @@ export function stepQ4_1(weight: usize, groups: i32, groupBytes: usize, tiles: i
       const w1 = v128.load(from, 32);
       const w2 = v128.load(from, 48);
       const w3 = v128.load(from, 64);
-      const low = lowSum(v128.load(at), w0, w1, w2, w3, mask);
-      const high = highSum(v128.load(at, 16), w0, w1, w2, w3, mask);
-      sum = accumulate(sum, widen(i16x8.add(low, high)), loadF16Lanes(from, bits, exponent, power), loadF16Lanes(from + 8, bits, exponent, power), at);
+      const l0 = v128.and(w0, mask);
+      const l1 = v128.and(w1, mask);
+      const l2 = v128.and(w2, mask);
+      const l3 = v128.and(w3, mask);
+      const h0 = v128.and(i16x8.shr_u(w0, 4), mask);
+      const h1 = v128.and(i16x8.shr_u(w1, 4), mask);
+      const h2 = v128.and(i16x8.shr_u(w2, 4), mask);
+      const h3 = v128.and(i16x8.shr_u(w3, 4), mask);
+      const high = widen(i16x8.add(sum16(v128.load(at), l0, l1, l2, l3), sum16(v128.load(at, 16), h0, h1, h2, h3)));
+      const low = widen(i16x8.add(sum16(v128.load(at, 32), l0, l1, l2, l3), sum16(v128.load(at, 48), h0, h1, h2, h3)));
+      sum = accumulate(
+        sum, joinDigits(high, low), loadF16Lanes(from, bits, exponent, power), loadF16Lanes(from + 8, bits, exponent, power),
+        v128.load(at, 64),
+      );
       from += 80;
-      at += 48;
+      at += INT16_BLOCK;
     }
     v128.store(out, sum);
     out += 16;
@@ -122,7 +140,7 @@ export function stepQ8_0(weight: usize, groups: i32, groupBytes: usize, tiles: i
       const dot = signedSum(from + 8, at);
       sum = accumulateScaled(sum, dot, loadF16Lanes(from, bits, exponent, power), at);
       from += 136;
-      at += 48;
+      at += INT16_BLOCK;
     }
     v128.store(out, sum);
     out += 16;

@@ -58,7 +58,7 @@ export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map((c
         headDim, valueDim, scale, type: cache, pagesBytes: pages,
       }),
     });
-    if (builder.quantisedWanted(output)) builder.quantise(output, width, { space: 'rows' });
+    builder.encode(output, width, { space: 'rows' });
   },
 }));
 

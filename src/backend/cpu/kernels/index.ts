@@ -6,12 +6,12 @@ import type { RunningTask, WorkerView } from '../task.ts';
 import { makeAttend, makeStore } from './attention.ts';
 import { makeCombine, makeExpertsIn, makeExpertsOut, makeGatedIn, makeRoute, makeSortPairs } from './experts.ts';
 import { makeLinear } from './linear.ts';
-import { makeAdd, makeEmbed, makeNorm, makeQuantise, makeRope, makeSiluMul } from './rowwise.ts';
+import { makeAdd, makeEmbed, makeEncode, makeNorm, makeRope, makeSiluMul } from './rowwise.ts';
 
 const makers: Readonly<Record<string, (task: Task, worker: WorkerView) => RunningTask>> = {
   embed: makeEmbed,
   norm: makeNorm,
-  quantise: makeQuantise,
+  encode: makeEncode,
   linear: makeLinear,
   rope: makeRope,
   store: makeStore,

@@ -2,13 +2,13 @@
 
 import type { HeadOperation, LinearOperation } from '../../../model/graph.ts';
 import type { FormatId } from '../../../quant/index.ts';
-import { type Builder, quantisedName, quantisedStride, UNIT_GROUPS, valueStride } from '../builder.ts';
+import { type Builder, UNIT_GROUPS } from '../builder.ts';
 import { acceptsWeight, cpuFormats, groupsOf } from '../formats.ts';
 import type { Place, Task } from '../program.ts';
 import type { CpuRow } from '../row.ts';
 import type { KernelCall, RunningTask, WorkerView } from '../task.ts';
 import { Product, productScratch } from './product.ts';
-import { f32Tolerance, int8Tolerance } from './tolerances.ts';
+import { encodingTolerances } from './tolerances.ts';
 
 interface LinearTask extends Task {
   readonly arena: number;
@@ -25,12 +25,12 @@ interface LinearTask extends Task {
 }
 
 export const linearRows: readonly CpuRow[] = (['linear', 'head'] as const).flatMap((operation) =>
-  cpuFormats.map(({ id, kind }): CpuRow => ({
+  cpuFormats.map(({ id, activations }): CpuRow => ({
     name: `${operation}-${id.toLowerCase()}`,
     device: 'cpu',
     operation,
     modes: ['prompt', 'step'],
-    tolerance: kind === 'float' ? f32Tolerance : int8Tolerance,
+    tolerance: encodingTolerances[activations],
     layout: 'interleave4',
     accepts(request) {
       const { weight } = request.operation as LinearOperation | HeadOperation;
@@ -51,13 +51,13 @@ function emitLinear(operation: LinearOperation | HeadOperation, builder: Builder
   builder.declareValue(output, width, head ? builder.wanted : builder.rows);
   const { format, shape } = builder.weight(weight);
   const columns = shape[1] as number;
-  const block = builder.isBlock(weight);
+  const operand = builder.operand(input, weight);
   builder.emit({
     space: 'units',
-    reads: [block ? quantisedName(input) : input],
+    reads: [operand],
     writes: [output],
     weights: [weight],
-    scratch: productScratch(block ? quantisedStride(columns) : valueStride(columns)),
+    scratch: productScratch(builder.operandStride(weight)),
     make: (at): LinearTask => ({
       kind: 'linear',
       arena: at.weight(weight).arena,
@@ -65,7 +65,7 @@ function emitLinear(operation: LinearOperation | HeadOperation, builder: Builder
       format,
       columns,
       groups: groupsOf(width),
-      input: block ? at.quantised(input) : at.value(input),
+      input: at.value(operand),
       output: at.value(output),
       bias: bias === undefined ? 0 : at.weight(bias).offset,
       wanted: head ? at.step.wanted : 0,

@@ -7,9 +7,7 @@
 import type { MoeOperation } from '../../../model/graph.ts';
 import type { MoeSpec } from '../../../model/spec.ts';
 import type { FormatId } from '../../../quant/index.ts';
-import {
-  type Addresses, type Builder, quantisedName, quantisedStride, ROW_BLOCK, UNIT_GROUPS, valueStride,
-} from '../builder.ts';
+import { type Addresses, type Builder, ROW_BLOCK, UNIT_GROUPS } from '../builder.ts';
 import { acceptsWeight, groupBytes, groupsOf } from '../formats.ts';
 import type { Place, Task } from '../program.ts';
 import type { CpuRow } from '../row.ts';
@@ -93,33 +91,32 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
     writes: [...chosen, names.counts],
     make: (at) => ({ kind: 'sortPairs', routing: routing(at), experts: moe.experts, used: moe.used }),
   });
-  const block = builder.isBlock(`${prefix}.gate`) || builder.isBlock(`${prefix}.up`);
   const [gate, up, down] = [`${prefix}.gate`, `${prefix}.up`, `${prefix}.down`] as const;
   builder.emit({
     space: 'units',
-    reads: [input, ...(block ? [quantisedName(input)] : []), ...chosen],
+    reads: [builder.operand(input, gate), builder.operand(input, up), ...chosen],
     writes: [names.inner],
     weights: [gate, up],
     scratch: gatedScratch(builder, gate, Math.max(rows, ROW_BLOCK)),
     make: (at) => ({
       kind: 'expertsIn', routing: routing(at), gate: stackOf(builder, at, gate), up: stackOf(builder, at, up),
-      gateInput: operand(builder, at, gate, input), upInput: operand(builder, at, up, input), output: at.value(names.inner),
+      gateInput: at.value(builder.operand(input, gate)), upInput: at.value(builder.operand(input, up)), output: at.value(names.inner),
     }),
   });
   if (moe.shared !== undefined) {
     emitProduct(builder, { input: `${prefix}.sharedInner`, weight: `${prefix}.shared.down`, output: `${prefix}.sharedOut` });
   }
-  const downBlock = builder.isBlock(down);
-  if (downBlock) builder.quantise(names.inner, moe.inner, { space: 'pairs', used: moe.used, rows: pairs });
+  builder.encode(names.inner, moe.inner, { space: 'pairs', used: moe.used, rows: pairs });
+  const innerOperand = builder.operand(names.inner, down);
   builder.emit({
     space: 'units',
-    reads: [downBlock ? quantisedName(names.inner) : names.inner, ...chosen],
+    reads: [innerOperand, ...chosen],
     writes: [names.expertOut],
     weights: [down],
-    scratch: productScratch(downBlock ? quantisedStride(moe.inner) : valueStride(moe.inner)),
+    scratch: productScratch(builder.operandStride(down)),
     make: (at) => ({
       kind: 'expertsOut', routing: routing(at), down: stackOf(builder, at, down),
-      input: operand(builder, at, down, names.inner), output: at.value(names.expertOut),
+      input: at.value(innerOperand), output: at.value(names.expertOut),
     }),
   });
   emitCombine(operation, builder, names, routing);
@@ -149,23 +146,22 @@ function emitSharedIn(operation: MoeOperation, builder: Builder): void {
   const [gate, up] = [`${prefix}.shared.gate`, `${prefix}.shared.up`] as const;
   builder.declareValue(inner, shared.inner);
   builder.declareValue(`${prefix}.sharedOut`, builder.width(output));
-  const block = builder.isBlock(gate) || builder.isBlock(up);
   builder.emit({
     space: 'units',
-    reads: [input, ...(block ? [quantisedName(input)] : [])],
+    reads: [builder.operand(input, gate), builder.operand(input, up)],
     writes: [inner],
     weights: [gate, up],
     scratch: gatedScratch(builder, gate, builder.rows),
     make: (at) => ({
       kind: 'gatedIn', gate: stackOf(builder, at, gate), up: stackOf(builder, at, up),
-      gateInput: operand(builder, at, gate, input), upInput: operand(builder, at, up, input), output: at.value(inner),
+      gateInput: at.value(builder.operand(input, gate)), upInput: at.value(builder.operand(input, up)), output: at.value(inner),
     }),
   });
   if (shared.gated) {
     builder.declareValue(`${prefix}.sharedGate`, 1);
     emitProduct(builder, { input, weight: `${prefix}.shared.router`, output: `${prefix}.sharedGate` });
   }
-  if (builder.isBlock(`${prefix}.shared.down`)) builder.quantise(inner, shared.inner, { space: 'rows' });
+  builder.encode(inner, shared.inner, { space: 'rows' });
 }
 
 function emitCombine(operation: MoeOperation, builder: Builder, names: Names, routing: (at: Addresses) => RoutingPlaces): void {
@@ -184,7 +180,7 @@ function emitCombine(operation: MoeOperation, builder: Builder, names: Names, ro
       output: at.value(output),
     }),
   });
-  if (builder.quantisedWanted(output)) builder.quantise(output, width, { space: 'rows' });
+  builder.encode(output, width, { space: 'rows' });
 }
 
 /** A plain product inside the layer, served by the task of linear operations. */
@@ -193,23 +189,18 @@ function emitProduct(builder: Builder, names: { readonly input: string; readonly
   const { format, shape } = builder.weight(weight);
   const columns = shape.at(-1) as number;
   const rows = shape.length < 2 ? 1 : (shape.at(-2) as number);
-  const block = builder.isBlock(weight);
+  const operand = builder.operand(input, weight);
   builder.emit({
     space: 'units',
-    reads: [block ? quantisedName(input) : input],
+    reads: [operand],
     writes: [output],
     weights: [weight],
-    scratch: productScratch(block ? quantisedStride(columns) : valueStride(columns)),
+    scratch: productScratch(builder.operandStride(weight)),
     make: (at) => ({
       kind: 'linear', arena: at.weight(weight).arena, weight: at.weight(weight).offset, format, columns, groups: groupsOf(rows),
-      input: operand(builder, at, weight, input), output: at.value(output), bias: 0, wanted: 0,
+      input: at.value(operand), output: at.value(output), bias: 0, wanted: 0,
     }),
   });
-}
-
-/** The copy of a value that a weight's kernel multiplies with. */
-function operand(builder: Builder, at: Addresses, weight: string, value: string): Place {
-  return builder.isBlock(weight) ? at.quantised(value) : at.value(value);
 }
 
 function stackOf(builder: Builder, at: Addresses, name: string): Stack {

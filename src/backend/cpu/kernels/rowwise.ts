@@ -6,7 +6,7 @@ import type {
 import type { FormatId } from '../../../quant/index.ts';
 import type { Builder } from '../builder.ts';
 import { Fault } from '../control.ts';
-import { acceptsWeight, type CpuFormat, cpuFormat, cpuFormats, groupBytes } from '../formats.ts';
+import { acceptsWeight, type CpuFormat, cpuFormat, cpuFormats, type Encoding, groupBytes } from '../formats.ts';
 import type { Place, RopePlace, Task } from '../program.ts';
 import type { CpuRow } from '../row.ts';
 import type { Arena, KernelCall, RunningTask, WorkerView } from '../task.ts';
@@ -32,7 +32,7 @@ function rowwise<Made extends Operation>(options: {
       const width = builder.width(made.output);
       builder.declareValue(made.output, width);
       options.emit(made as Made, builder);
-      if (builder.quantisedWanted(made.output)) builder.quantise(made.output, width, { space: 'rows' });
+      builder.encode(made.output, width, { space: 'rows' });
     },
   };
 }
@@ -202,11 +202,12 @@ export function makeAdd(data: Task, worker: WorkerView): RunningTask {
   });
 }
 
-export function makeQuantise(data: Task, worker: WorkerView): RunningTask {
-  const task = data as Task & { readonly input: Place; readonly output: Place; readonly blocks: number };
-  const quantise = worker.home.kernels.quantise as KernelCall;
+export function makeEncode(data: Task, worker: WorkerView): RunningTask {
+  const task = data as Task & { readonly input: Place; readonly output: Place; readonly blocks: number; readonly encoding: Encoding };
+  const encode = worker.home.kernels[task.encoding === 'int8' ? 'encodeInt8' : 'encodeInt16'] as KernelCall;
+  const digits = task.encoding === 'digits' ? 1 : 0;
   return perRow((row) => {
-    quantise(rowOf(task.input, row), rowOf(task.output, row), task.blocks);
+    encode(rowOf(task.input, row), rowOf(task.output, row), task.blocks, digits);
   });
 }
 

@@ -52,12 +52,17 @@ export function tilesOf(format: i32): i32 {
   }
 }
 
-/** 0: bytes to 15; 1: bytes to 31; 2: halves, bytes to 31; 3: halves, bytes to 63; 4: signed bytes. See `dot.ts`. */
+/**
+ * How products add up, see `dot.ts`, and what their activations are (`formats.ts` has the same). With int8: 0, bytes to 15; 1,
+ * to 31; 2, halves, to 31; 3, halves, to 63. With words: 4, signed bytes. With digits: 5, bytes to 15; 6, to 31.
+ */
 // @ts-ignore: decorator
 @inline
 export function kindOf(format: i32): i32 {
   switch (format) {
-    case 2: case 3: case 8: case 12: return 1;
+    case 0: case 1: return 5;
+    case 2: case 3: return 6;
+    case 8: case 12: return 1;
     case 5: case 6: case 13: return 2;
     case 9: return 3;
     case 4: case 10: case 11: return 4;
