@@ -44,7 +44,7 @@ try {
 } catch (error) {
   console.log(error instanceof ConclaveError ? `${error.code}: ${error.message}` : error);
 }
-await file.close();
 // Reads that were on their way arrive now; nobody may wait for workers that are gone.
 await sleep(200);
+await file.close();
 console.log('done');
