@@ -12,15 +12,27 @@ import type { Plan } from '../plan/plan.ts';
 import type { Platform, PlatformWorker } from '../platform/platform.ts';
 import { answerRead } from './port-source.ts';
 import {
-  type Command, type EngineData, type EngineEvent, FLAG_COMMANDS, FLAG_RECEIVED, FLAGS, type GenerateCommand, type ReadRequest,
+  type Command, type EngineBoot, type EngineEvent, FLAG_COMMANDS, FLAG_RECEIVED, FLAGS, type GenerateCommand, type PrepareCommand, type ReadRequest,
 } from './protocol.ts';
 import { RequestStream } from './request-stream.ts';
 
 /** How long a loop may take to end its run before the worker is ended under it. */
 const DISPOSE_MS = 2000;
 
+/** An engine's worker that is getting ready while its model is still being read and planned. */
+export interface BootedEngine {
+  readonly worker: PlatformWorker;
+  readonly flags?: SharedArrayBuffer;
+}
+
+/** Starts a worker for a model to come; terminate it if none does. */
+export function bootEngine(platform: Pick<Platform, 'spawnWorker'>, device: Pick<EngineBoot, 'device' | 'threads'>): BootedEngine {
+  const flags = typeof SharedArrayBuffer === 'undefined' ? undefined : new SharedArrayBuffer(FLAGS * Int32Array.BYTES_PER_ELEMENT);
+  return { worker: platform.spawnWorker('engine-worker', { ...device, flags } satisfies EngineBoot), flags };
+}
+
 export interface EngineStart {
-  readonly platform: Pick<Platform, 'spawnWorker'>;
+  readonly booted: BootedEngine;
   readonly plan: Plan;
   readonly spec: ModelSpec;
   readonly graph: Graph;
@@ -51,13 +63,13 @@ export class EngineClient {
   bytes = 0;
 
   /**
-   * Starts the worker and prepares the model in it.
+   * Prepares a model in a booted worker, which is its own from then on.
    * @throws what the backend raises; `signal.reason` when aborted.
    */
   static async start(options: EngineStart): Promise<EngineClient> {
     const { signal } = options;
-    signal?.throwIfAborted();
     const client = new EngineClient(options);
+    if (signal?.aborted === true) client.#ready.reject(signal.reason);
     const abort = () => client.#ready.reject(signal?.reason);
     signal?.addEventListener('abort', abort);
     try {
@@ -71,18 +83,17 @@ export class EngineClient {
     }
   }
 
-  private constructor({ platform, plan, spec, graph, weights, sources, onProgress }: EngineStart) {
-    const flags = typeof SharedArrayBuffer === 'undefined' ? undefined : new SharedArrayBuffer(FLAGS * Int32Array.BYTES_PER_ELEMENT);
-    this.#flags = flags && new Int32Array(flags);
+  private constructor({ booted, plan, spec, graph, weights, sources, onProgress }: EngineStart) {
+    this.#flags = booted.flags && new Int32Array(booted.flags);
     this.#sources = sources;
     this.#onProgress = onProgress;
-    const data: EngineData = {
-      plan, spec, graph, weights: [...weights.values()], sources: sources.map(({ name, size }) => ({ name, size })), flags,
-    };
-    this.#worker = platform.spawnWorker('engine-worker', data);
+    this.#worker = booted.worker;
     this.#worker.onMessage((message) => this.#receive(message as EngineEvent));
     this.#worker.onError((error) => this.#break(error));
     this.#worker.unref();
+    this.#worker.postMessage({
+      type: 'prepare', plan, spec, graph, weights: [...weights.values()], sources: sources.map(({ name, size }) => ({ name, size })),
+    } satisfies PrepareCommand);
   }
 
   /** Starts a request; its stream ends with a `finish` item or an error. */

@@ -1,18 +1,25 @@
 /** The entry file of the engine's own worker. */
 
 import type { Backend } from '../backend/backend.ts';
+import { platform } from '../platform/index.ts';
 import { workerPort } from '../platform/worker-port.ts';
-import type { Plan } from '../plan/plan.ts';
-import { runEngine } from './loop.ts';
+import type { EngineBoot } from './protocol.ts';
+
+const port = await workerPort();
+const { device, threads } = port.data as EngineBoot;
+// Before anything is loaded here: the pool's workers take as long to start as this one.
+const place = await platform();
+const workers = device === 'cpu' ? Array.from({ length: threads - 1 }, () => place.spawnWorker('cpu-worker', undefined)) : [];
 
 /** Only the code of the device that is used is loaded. */
-async function backendFor(plan: Plan): Promise<Backend> {
-  switch (plan.device) {
+async function backendFor(): Promise<Backend> {
+  switch (device) {
     case 'reference':
       return (await import('../backend/reference/backend.ts')).referenceBackend;
     case 'cpu':
-      return (await import('../backend/cpu/backend.ts')).cpuBackend();
+      return (await import('../backend/cpu/backend.ts')).cpuBackend({ workers });
   }
 }
 
-await runEngine(await workerPort(), backendFor);
+const { runEngine } = await import('./loop.ts');
+await runEngine(port, backendFor);

@@ -10,7 +10,7 @@ import { plan as makePlan } from '../plan/place.ts';
 import type { Plan, PlanOptions } from '../plan/plan.ts';
 import { type Platform, platform, type SourceInput } from '../platform/index.ts';
 import { readTokenizer, type Tokenizer } from '../tokenizer/index.ts';
-import { EngineClient } from './engine-client.ts';
+import { type BootedEngine, bootEngine, EngineClient } from './engine-client.ts';
 import { type FileSampling, readFileSampling } from './file-defaults.ts';
 import { LoadedModel } from './model.ts';
 import { checkLoadOptions } from './options.ts';
@@ -40,16 +40,25 @@ export async function load(source: SourceInput, options: LoadOptions = {}): Prom
   const { signal, onProgress, ...planOptions } = options;
   signal?.throwIfAborted();
   const place = await platform();
-  const opened = await open(place, source, planOptions);
-  const { file, tokenizer, model, graph, sampling, plan, info } = opened;
+  let booted: BootedEngine | undefined;
+  let file: ModelFile | undefined;
   try {
+    const opened = await open(place, source, planOptions, () => {
+      // What is left to read and plan takes about as long as starting workers.
+      booted = bootEngine(place, { device: options.device ?? 'cpu', threads: options.threads ?? place.threads() });
+      booted.worker.unref();
+    });
+    const { tokenizer, model, graph, sampling, plan, info } = opened;
+    file = opened.file;
+    signal?.throwIfAborted();
     const engine = await EngineClient.start({
-      platform: place, plan, spec: model.spec, graph, weights: model.weights, sources: file.sources, onProgress, signal,
+      booted: booted as BootedEngine, plan, spec: model.spec, graph, weights: model.weights, sources: file.sources, onProgress, signal,
     });
     const templates = chatTemplates(place, tokenizer, file.name);
     return new LoadedModel({ file, engine, tokenizer, templates, sampling: sampling.defaults, info, plan: printable(plan) });
   } catch (error) {
-    await file.close();
+    await booted?.worker.terminate();
+    await file?.close();
     throw error;
   }
 }
@@ -67,7 +76,8 @@ export async function planModel(
   return { plan: printable(plan), info };
 }
 
-async function open(place: Platform, source: SourceInput, options: PlanOptions): Promise<Opened> {
+/** @param onSound called once the file's head has been found sound */
+async function open(place: Platform, source: SourceInput, options: PlanOptions, onSound?: () => void): Promise<Opened> {
   const modelSource = await place.openSource(source);
   let file: ModelFile;
   try {
@@ -79,6 +89,7 @@ async function open(place: Platform, source: SourceInput, options: PlanOptions):
   try {
     const { metadata, name } = file;
     const model = readModel(file, { ignoreKeys: options.ignoreKeys });
+    onSound?.();
     const tokenizer = readTokenizer(metadata, name);
     const sampling = readFileSampling(metadata, name);
     const graph = buildGraph(model.spec);

@@ -10,7 +10,7 @@ import type { Plan } from '../plan/plan.ts';
 import { PagePool, Timeline } from './kv-cache.ts';
 import { PortSources } from './port-source.ts';
 import {
-  type Command, type EngineData, type EngineEvent, FLAG_COMMANDS, FLAG_RECEIVED, type GenerateCommand, type Outcome, type ReadReply,
+  type Command, type EngineBoot, type EngineEvent, FLAG_COMMANDS, FLAG_RECEIVED, type GenerateCommand, type Outcome, type PrepareCommand, type ReadReply,
   type Timing,
 } from './protocol.ts';
 import { Sampler, SamplerWorkspace } from './sampler.ts';
@@ -23,22 +23,25 @@ const MESSAGE_INTERVAL_MS = 5;
 /** A progress message is posted for every so many parts of the whole. */
 const PROGRESS_PARTS = 200;
 
-/** Gives the backend that a plan asks for. */
-export type BackendFor = (plan: Plan) => Promise<Backend>;
+/** Gives the backend of the device that the worker was booted for. */
+export type BackendFor = () => Promise<Backend>;
 
 /** Prepares the model and serves until it is disposed or breaks. Never rejects: what goes wrong is posted. */
 export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promise<void> {
   const post = (event: EngineEvent, transfer?: readonly Transferable[]) => port.postMessage(event, transfer);
-  const data = port.data as EngineData;
+  const boot = port.data as EngineBoot;
   const sources = new PortSources(post);
-  const mail = new Mail(data.flags);
+  const mail = new Mail(boot.flags);
+  const prepare = Promise.withResolvers<PrepareCommand>();
   port.onMessage((message) => {
-    const received = message as Command | ReadReply;
+    const received = message as Command | PrepareCommand | ReadReply;
     if (received.type === 'read-done') sources.settle(received);
+    else if (received.type === 'prepare') prepare.resolve(received);
     else mail.deliver(received);
   });
   try {
-    const backend = await backendFor(data.plan);
+    const backend = await backendFor();
+    const data = await prepare.promise;
     const executable = await backend.prepare({
       plan: data.plan,
       spec: data.spec,
@@ -110,7 +113,7 @@ class Mail {
 interface LoopOptions {
   readonly post: (event: EngineEvent, transfer?: readonly Transferable[]) => void;
   readonly mail: Mail;
-  readonly data: EngineData;
+  readonly data: PrepareCommand;
   readonly executable: Executable;
 }
 

@@ -7,19 +7,26 @@ import type { ErrorRecord } from '../errors.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
 import type { Weight } from '../model/weights.ts';
-import type { Plan } from '../plan/plan.ts';
+import type { DeviceName, Plan } from '../plan/plan.ts';
 import type { SamplerSettings } from './sampler.ts';
 import type { FinishReason } from './types.ts';
 
-/** What the worker is started with. */
-export interface EngineData {
+/** What the worker is started with, before the model is planned: enough to get its device ready. */
+export interface EngineBoot {
+  readonly device: DeviceName;
+  readonly threads: number;
+  /** Int32 [{@link FLAGS}]; absent where the runtime has no shared memory. */
+  readonly flags?: SharedArrayBuffer;
+}
+
+/** Main side → worker, once: the model to prepare. */
+export interface PrepareCommand {
+  readonly type: 'prepare';
   readonly plan: Plan;
   readonly spec: ModelSpec;
   readonly graph: Graph;
   readonly weights: readonly Weight[];
   readonly sources: readonly { readonly name: string; readonly size: number }[];
-  /** Int32 [{@link FLAGS}]; absent where the runtime has no shared memory. */
-  readonly flags?: SharedArrayBuffer;
 }
 
 /** How many commands the main side has posted. */

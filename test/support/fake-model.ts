@@ -1,6 +1,6 @@
 /** A model without weights over the real engine: a worker, its loop, sessions. Its tokens are character codes. */
 
-import { EngineClient } from '../../src/engine/engine-client.ts';
+import { bootEngine, EngineClient } from '../../src/engine/engine-client.ts';
 import { LoadedModel } from '../../src/engine/model.ts';
 import type { LoadOptions, SamplingOptions } from '../../src/engine/types.ts';
 import type { ByteSource } from '../../src/format/source.ts';
@@ -33,14 +33,15 @@ export async function fakeModel(options: FakeModelOptions = {}): Promise<LoadedM
     cache: { type: 'f32', pages, pageRows: 64, bytes: 0 }, arenas: [], arenaBytes: 0, operations: [], weights: [], buffers: [], ignored: [],
     bytes: { weights: 0, cache: 0, buffers: 0, total: 0 }, bytesPerToken: 0, reproducible: true,
   };
-  const engine = await EngineClient.start({
-    platform: {
-      spawnWorker(entry, data) {
-        const worker = spawnNodeWorker(new URL('./fake-engine-worker.ts', import.meta.url), entry, data);
-        onWorker?.(worker);
-        return worker;
-      },
+  const platform = {
+    spawnWorker(entry: string, data: unknown) {
+      const worker = spawnNodeWorker(new URL('./fake-engine-worker.ts', import.meta.url), entry, data);
+      onWorker?.(worker);
+      return worker;
     },
+  };
+  const engine = await EngineClient.start({
+    booted: bootEngine(platform, { device: 'reference', threads: 1 }),
     plan,
     spec: { architecture, vocabulary: VOCABULARY, hidden: 1, trainedContext: context, layers: [], finalNorm: { epsilon: 1e-6 }, head: { tied: true } },
     graph: { operations: [], widths: {}, logits: 'logits', hidden: [] },

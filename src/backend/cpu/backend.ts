@@ -1,9 +1,9 @@
 /** The CPU as a device: WebAssembly kernels on a pool of workers over shared memories. */
 
-import { DisposedError, InternalError, NonFiniteError, OutOfMemoryError, Refusal } from '../../errors.ts';
+import { DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
 import { type RopeTable, ropeAngles, ropeTable } from '../../model/rope.ts';
 import type { ModelSpec } from '../../model/spec.ts';
-import { type Platform, platform } from '../../platform/index.ts';
+import { type Platform, type PlatformWorker, platform } from '../../platform/index.ts';
 import type { Plan } from '../../plan/plan.ts';
 import { type Backend, type Executable, PAGE_ROWS, type PrepareRequest, type Step } from '../backend.ts';
 import { checkStep } from './check-step.ts';
@@ -15,28 +15,40 @@ import type { CpuRow } from './row.ts';
 import { cpuRows } from './rows.ts';
 import { storePieces, storeWeights } from './store.ts';
 
-export function cpuBackend(): Backend {
-  return { device: 'cpu', rows: cpuRows, prepare };
+/**
+ * @param options.workers the pool's workers but its owner, where they have been started already; else `prepare` starts them
+ */
+export function cpuBackend(options: { readonly workers?: readonly PlatformWorker[] } = {}): Backend {
+  return { device: 'cpu', rows: cpuRows, prepare: (request) => prepare(request, options.workers) };
 }
 
-async function prepare(request: PrepareRequest): Promise<Executable> {
+async function prepare(request: PrepareRequest, early: readonly PlatformWorker[] | undefined): Promise<Executable> {
   const place = await platform();
-  const program = programFor(request);
-  const module = await kernelModule(place, request.plan);
-  const memories = program.arenas.map((bytes) => {
-    try {
-      return new WebAssembly.Memory({ initial: bytes / 65536, maximum: bytes / 65536, shared: true });
-    } catch (cause) {
-      throw new OutOfMemoryError(`an arena of ${bytes} bytes cannot be had; ask for a shorter context (-c)`, { cause });
-    }
-  });
-  const pool = await Pool.start(place, { program, pieces: storePieces(request.weights, program), memories, module });
+  const { plan, weights } = request;
+  const workers = early ?? Array.from({ length: plan.threads - 1 }, () => place.spawnWorker('cpu-worker', undefined));
   try {
-    await storeWeights(request, program, pool.arenas, (piece) => pool.store(piece));
-    return new CpuExecutable(request, program, pool);
+    if (workers.length !== plan.threads - 1) {
+      throw new InternalError(`${workers.length + 1} threads were started for a plan of ${plan.threads}`);
+    }
+    const program = programFor(request);
+    const pieces = storePieces(weights, program);
+    const memories = program.arenas.map(allocateArena);
+    const pool = Pool.start(workers, { program, pieces, memories, module: await kernelModule(place, plan) });
+    // Reading needs no worker: it begins while they start.
+    const stored = storeWeights(request, { program, pieces, memories, order: async (piece) => (await pool).store(piece) });
+    await Promise.all([pool, stored]);
+    return new CpuExecutable(request, program, await pool);
   } catch (error) {
-    await pool.dispose();
+    await Promise.all(workers.map((worker) => worker.terminate()));
     throw error;
+  }
+}
+
+function allocateArena(bytes: number): WebAssembly.Memory {
+  try {
+    return new WebAssembly.Memory({ initial: bytes / 65536, maximum: bytes / 65536, shared: true });
+  } catch (cause) {
+    throw new OutOfMemoryError(`an arena of ${bytes} bytes cannot be had; ask for a shorter context (-c)`, { cause });
   }
 }
 
@@ -50,12 +62,8 @@ function programFor({ plan, spec, graph, weights }: PrepareRequest): CpuProgram 
   });
 }
 
+/** The kernels for what the runtime has; that it has enough, the rows have asked (`accepts`). */
 async function kernelModule(place: Platform, plan: Plan): Promise<WebAssembly.Module> {
-  for (const feature of ['simd', 'threads']) {
-    if (!plan.features.includes(feature)) {
-      throw new Refusal(`the CPU kernels need WebAssembly ${feature}, which this runtime lacks; use a current one`);
-    }
-  }
   const name = plan.features.includes('relaxed-simd') ? 'conclave-relaxed.wasm' : 'conclave-simd.wasm';
   return WebAssembly.compile(await place.readAsset(name));
 }

@@ -4,14 +4,14 @@
  */
 
 import { InternalError } from '../../errors.ts';
-import type { Platform, PlatformWorker } from '../../platform/platform.ts';
+import type { PlatformWorker } from '../../platform/platform.ts';
 import { Command, Control, CONTROL_WORDS } from './control.ts';
 import type { CpuProgram } from './program.ts';
 import { Runner } from './runner.ts';
 import { type StorePiece, storeUnit, storeUnits } from './store.ts';
 import type { Arena } from './task.ts';
 
-/** What a worker is started with. */
+/** What a worker is sent first. */
 export interface WorkerData {
   readonly program: CpuProgram;
   readonly pieces: readonly StorePiece[];
@@ -67,31 +67,21 @@ export class Pool {
     }
   }
 
-  /** Starts the other workers and waits until each is ready. */
-  static async start(platform: Platform, data: Omit<WorkerData, 'control' | 'worker'>): Promise<Pool> {
+  /** Gives spawned workers the program and waits until each is ready. */
+  static async start(others: readonly PlatformWorker[], data: Omit<WorkerData, 'control' | 'worker'>): Promise<Pool> {
     const control = new SharedArrayBuffer(CONTROL_WORDS * 4);
-    const others: PlatformWorker[] = [];
-    try {
-      const ready: Promise<void>[] = [];
-      for (let worker = 1; worker < data.program.threads; worker++) {
-        const other = platform.spawnWorker('cpu-worker', { ...data, control, worker } satisfies WorkerData);
-        others.push(other);
-        ready.push(
-          new Promise((resolve, reject) => {
-            other.onMessage(() => resolve());
-            other.onError(reject);
-          }),
-        );
-      }
-      const own = new PoolWorker({ ...data, control, worker: 0 });
-      await Promise.all(ready);
-      // From here on they sleep in shared memory, which must not keep the process alive.
-      for (const other of others) other.unref();
-      return new Pool(own, others);
-    } catch (error) {
-      await Promise.all(others.map((worker) => worker.terminate()));
-      throw error;
-    }
+    const ready = others.map((other, index) => {
+      other.postMessage({ ...data, control, worker: index + 1 } satisfies WorkerData);
+      return new Promise<void>((resolve, reject) => {
+        other.onMessage(() => resolve());
+        other.onError(reject);
+      });
+    });
+    const own = new PoolWorker({ ...data, control, worker: 0 });
+    await Promise.all(ready);
+    // From here on they sleep in shared memory, which must not keep the process alive.
+    for (const other of others) other.unref();
+    return new Pool(own, others);
   }
 
   get arenas(): readonly Arena[] {

@@ -8,7 +8,7 @@ import type { Weight, Weights } from '../../model/weights.ts';
 import { formatOf } from '../../quant/index.ts';
 import type { PrepareRequest } from '../backend.ts';
 import { type CpuFormat, cpuFormat, GROUP_ROWS, groupBytes, groupsOf, packedSegments } from './formats.ts';
-import type { CpuProgram } from './program.ts';
+import type { CpuProgram, WeightPlace } from './program.ts';
 import type { Arena } from './task.ts';
 
 /** Groups a worker puts in order at a time. */
@@ -51,13 +51,16 @@ export function storePieces(weights: Weights, program: CpuProgram): StorePiece[]
     const segments = packedSegments(cpuFormat(weight.format) as CpuFormat);
     let matrix = 0;
     for (const { part, matrices } of partsOf(weight)) {
-      for (let within = 0; within < matrices; within++, matrix++) {
-        for (let row = 0; row < rows; row += groupsAtOnce * GROUP_ROWS) {
-          const count = Math.min(rows - row, groupsAtOnce * GROUP_ROWS);
+      // Matrices of whole groups follow each other without a gap, and so are one tall matrix.
+      const whole = rows % GROUP_ROWS === 0;
+      const tall = whole ? rows * matrices : rows;
+      for (let within = 0; within < (whole ? 1 : matrices); within++) {
+        for (let row = 0; row < tall; row += groupsAtOnce * GROUP_ROWS) {
+          const count = Math.min(tall - row, groupsAtOnce * GROUP_ROWS);
           const groups = groupsOf(count);
           pieces.push({
             arena: place.arena,
-            offset: place.offset + matrix * matrixBytes + (row / GROUP_ROWS) * bytesOfGroup,
+            offset: place.offset + (matrix + within) * matrixBytes + (row / GROUP_ROWS) * bytesOfGroup,
             groups,
             groupBytes: bytesOfGroup,
             lastRows: count - (groups - 1) * GROUP_ROWS,
@@ -70,6 +73,7 @@ export function storePieces(weights: Weights, program: CpuProgram): StorePiece[]
           });
         }
       }
+      matrix += matrices;
     }
   }
   return pieces;
@@ -99,12 +103,20 @@ export function storeUnit(piece: StorePiece, unit: number, arena: Arena): void {
   }
 }
 
-/** Reads everything; `order` is called with the number of each piece that has arrived. */
-export async function storeWeights(
-  request: PrepareRequest, program: CpuProgram, arenas: readonly Arena[], order: (piece: number) => void,
-): Promise<void> {
+export interface StoreTarget {
+  readonly program: CpuProgram;
+  /** Of {@link storePieces}. */
+  readonly pieces: readonly StorePiece[];
+  /** By arena. */
+  readonly memories: readonly WebAssembly.Memory[];
+  /** Puts a piece in order, once it has been read. */
+  order(piece: number): Promise<void>;
+}
+
+/** Reads everything to its place and has it put in order. */
+export async function storeWeights(request: PrepareRequest, target: StoreTarget): Promise<void> {
   const { weights, sources, onProgress, signal } = request;
-  const pieces = storePieces(weights, program);
+  const { program, pieces, memories } = target;
   const bytesTotal = pieces.reduce((sum, { bytes }) => sum + bytes, 0);
   let bytesDone = 0;
   let next = 0;
@@ -113,9 +125,10 @@ export async function storeWeights(
     if (found === undefined) throw new SourceError(`the model names file ${index} of ${sources.length}`);
     return found;
   };
-  for (const [name, weight] of weights) {
-    if (weight.shape.length < 2) await storeVector(weight, (program.weights[name] as { offset: number }).offset, arenas[0] as Arena, source);
-  }
+  const vectors = [...weights].filter(([, { shape }]) => shape.length < 2);
+  await Promise.all(
+    vectors.map(([name, weight]) => storeVector(weight, (program.weights[name] as WeightPlace).offset, memories[0] as WebAssembly.Memory, source)),
+  );
   // In the order of the file, as far as reads in flight allow.
   const inOrder = pieces.map((_, index) => index).sort((a, b) => {
     const [one, other] = [pieces[a] as StorePiece, pieces[b] as StorePiece];
@@ -128,10 +141,10 @@ export async function storeWeights(
       for (let index = inOrder[next++]; index !== undefined; index = inOrder[next++]) {
         signal?.throwIfAborted();
         const piece = pieces[index] as StorePiece;
-        const { bytes } = arenas[piece.arena] as Arena;
-        await source(piece.source).readInto(piece.fileOffset, bytes.subarray(piece.offset, piece.offset + piece.bytes));
+        const { buffer } = memories[piece.arena] as WebAssembly.Memory;
+        await source(piece.source).readInto(piece.fileOffset, new Uint8Array(buffer, piece.offset, piece.bytes));
         if (failed) return;
-        order(index);
+        await target.order(index);
         bytesDone += piece.bytes;
         onProgress?.({ bytesDone, bytesTotal });
       }
@@ -144,15 +157,16 @@ export async function storeWeights(
 }
 
 async function storeVector(
-  weight: Weight, offset: number, home: Arena, source: (index: number) => PrepareRequest['sources'][number],
+  weight: Weight, offset: number, memory: WebAssembly.Memory, source: (index: number) => PrepareRequest['sources'][number],
 ): Promise<void> {
   const format = formatOf(weight.format);
+  const home = new Float32Array(memory.buffer);
   let at = offset / 4;
   for (const part of weight.parts) {
     const bytes = new Uint8Array(part.bytes);
     await source(part.source).readInto(part.offset, bytes);
     const blocks = part.bytes / format.blockBytes;
-    format.decode(bytes, 0, home.f32, at, blocks);
+    format.decode(bytes, 0, home, at, blocks);
     at += blocks * format.blockLength;
   }
 }
