@@ -19,7 +19,7 @@ import { Request, Scheduler } from './scheduler.ts';
 /** `tokens` messages that may be on their way before the loop gathers tokens instead of posting each. */
 const MESSAGES_AHEAD = 4;
 /** Milliseconds between `tokens` messages at the least: each costs a tenth of a small model's step. */
-const MESSAGE_INTERVAL_MS = 5;
+const MESSAGE_INTERVAL_MS = 20;
 /** A progress message is posted for every so many parts of the whole. */
 const PROGRESS_PARTS = 200;
 

@@ -200,7 +200,8 @@ class CpuExecutable implements Executable {
     const width = this.#widths[name];
     if (place === undefined || width === undefined) throw new InternalError(`no value is called ${name}`);
     const stride = place.stride / 4;
-    const from = place.offset / 4;
+    const own = this.#rows === 1 && place.alone !== undefined ? (this.#program.scratch[0] as number) + place.alone : undefined;
+    const from = (own ?? place.offset) / 4;
     if (stride === width) return f32.subarray(from, from + rows * width);
     const result = new Float32Array(rows * width);
     for (let row = 0; row < rows; row++) {

@@ -14,7 +14,7 @@ import type { CachePlace, Place, RopePlace, Space, StepPlaces, Task, WeightPlace
 export interface Addresses {
   /** A value, or an encoded copy of one ({@link Builder.operand}). */
   value(name: ValueName): Place;
-  buffer(name: string): number;
+  buffer(name: string): Place;
   weight(name: WeightName): WeightPlace;
   cache(layer: number): CachePlace;
   rope(rope: RopeSpec): RopePlace;
@@ -31,6 +31,8 @@ export interface Emission {
   /** Bytes of worker scratch in arena 0, and in each arena that holds one of `weights`. */
   readonly scratch?: number;
   readonly weights?: readonly WeightName[];
+  /** A task over units that may have none in a run. */
+  readonly optional?: boolean;
   /** Whose cache it works on: scratch is there too. */
   readonly cacheLayer?: number;
   make(at: Addresses): Task;
@@ -62,8 +64,9 @@ export class Builder {
   /** Pages that one sequence may have. */
   readonly cachePages: number;
   readonly stages: BuiltStage[] = [];
-  /** Bytes of everything in arena 0 that lives for some stages. */
+  /** Bytes of everything in arena 0 that lives for some stages, and what a run of one row takes of them. */
   readonly bytes = new Map<string, number>();
+  readonly bytesAlone = new Map<string, number>();
   /** Bytes between rows of everything declared as a value. */
   readonly strides = new Map<ValueName, number>();
   readonly #encodings = new Map<ValueName, Set<Encoding>>();
@@ -111,18 +114,19 @@ export class Builder {
     return this.graph.widths[name] as number;
   }
 
-  /** Declares a value of the graph (or a matrix like one) of `width` f32 a row. */
-  declareValue(name: ValueName, width: number, rows = this.rows): void {
-    this.#declareRows(name, rows, valueStride(width));
+  /** Declares a value of the graph (or a matrix like one) of `width` f32 a row, and `each` rows for a row of the run. */
+  declareValue(name: ValueName, width: number, rows = this.rows, each = 1): void {
+    this.#declareRows(name, valueStride(width), rows, each);
   }
 
-  declare(name: string, bytes: number): void {
+  declare(name: string, bytes: number, alone: number): void {
     this.bytes.set(name, bytes);
+    this.bytesAlone.set(name, alone);
   }
 
-  #declareRows(name: string, rows: number, stride: number): void {
+  #declareRows(name: string, stride: number, rows: number, each: number): void {
     this.strides.set(name, stride);
-    this.bytes.set(name, rows * stride);
+    this.declare(name, rows * stride, each * stride);
   }
 
   /** Emits what makes the encoded copies of a value that products want, in the space that the value is made in. */
@@ -131,7 +135,7 @@ export class Builder {
     for (const encoding of this.#encodings.get(name) ?? []) {
       if (encoding === 'f32') continue;
       const copy = encodedName(name, encoding);
-      this.#declareRows(copy, rows, encodedStride(width, encoding));
+      this.#declareRows(copy, encodedStride(width, encoding), rows, used ?? 1);
       this.emit({
         space,
         used,

@@ -55,13 +55,19 @@ export function layOut(options: LayoutOptions): CpuProgram {
   };
   const ropes: RopePlace[] = [];
   const ropeIndex = new Map<string, RopePlace>();
-  const buffers = placeBuffers(builder, arenas);
+  const lives = livesOf(builder);
+  const buffers = placeBuffers(lives, builder.bytes);
+  const base = arenas.home('activations', buffers.bytes);
+  const byRows = madeByRows(builder);
+  const own = new Map([...lives].filter(([name]) => byRows.has(name)));
+  const alone = placeBuffers(own, builder.bytesAlone);
   const cache = placeCache(spec, options, arenas);
   const placed = placeWeights(weights, arenas);
 
+  const placeOf = (name: string) => ({ offset: base + found(buffers.offsets, name), alone: alone.offsets.get(name) });
   const at: Addresses = {
-    value: (name) => ({ offset: found(buffers, name), stride: found(builder.strides, name) }),
-    buffer: (name) => found(buffers, name),
+    value: (name) => ({ ...placeOf(name), stride: found(builder.strides, name) }),
+    buffer: (name) => ({ ...placeOf(name), stride: 0 }),
     weight: (name) => found(placed, name),
     cache: (layer) => cache[layer] as CachePlace,
     rope: (rope) => ropePlace(rope, options.context, arenas, ropes, ropeIndex),
@@ -79,15 +85,19 @@ export function layOut(options: LayoutOptions): CpuProgram {
       return emission.make(at);
     }),
   }));
-  const scratchBytes = arenas.sizes.map((_, arena) => align(Math.max(scratch.get(arena) ?? 0, storeScratch(weights, placed, arena))));
+  const scratchBytes = arenas.sizes.map((_, arena) => {
+    const work = align(Math.max(scratch.get(arena) ?? 0, storeScratch(weights, placed, arena)));
+    return arena === 0 ? work + alone.bytes : work;
+  });
   const scratchAt = arenas.sizes.map((_, arena) => arenas.end(arena, 'scratch', (scratchBytes[arena] as number) * threads));
   const values: Record<string, Place> = {};
-  for (const name of Object.keys(graph.widths)) if (buffers.has(name)) values[name] = at.value(name);
+  for (const name of Object.keys(graph.widths)) if (buffers.offsets.has(name)) values[name] = at.value(name);
   return {
     threads,
     arenas: arenas.sizes.map((size) => Math.ceil(size / 65536) * 65536),
     scratch: scratchAt,
     scratchBytes,
+    aloneBytes: alone.bytes,
     stages,
     weights: Object.fromEntries(placed),
     values,
@@ -153,12 +163,14 @@ function found<Value>(map: ReadonlyMap<string, Value>, name: string): Value {
   return value;
 }
 
-/**
- * Buffers by the stages they live in, first to last use: two whose lives do not meet may share bytes. The largest are
- * placed first, each at the lowest place that is free for its whole life.
- */
-function placeBuffers(builder: Builder, arenas: Arenas): Map<string, number> {
-  const lives = new Map<string, { first: number; last: number }>();
+interface Life {
+  first: number;
+  last: number;
+}
+
+/** The stages, first to last, in which each buffer must keep its bytes. */
+function livesOf(builder: Builder): Map<string, Life> {
+  const lives = new Map<string, Life>();
   builder.stages.forEach(({ emissions }, index) => {
     for (const { reads, writes } of emissions) {
       for (const name of [...reads, ...writes]) {
@@ -169,14 +181,36 @@ function placeBuffers(builder: Builder, arenas: Arenas): Map<string, number> {
       }
     }
   });
+  // A run of one row has no barrier after its rows: what they touch lives until the next that is sure to come.
+  const barriers = builder.stages.map(({ space, emissions }) => space === 'units' && emissions.some(({ optional }) => optional !== true));
+  for (const life of lives.values()) {
+    const next = barriers.indexOf(true, life.last);
+    life.last = next < 0 ? builder.stages.length : next;
+  }
   const outcome = lives.get(builder.graph.logits);
   if (outcome !== undefined) outcome.last = builder.stages.length;
-  const order = [...lives].sort(([a], [b]) => (builder.bytes.get(b) as number) - (builder.bytes.get(a) as number));
+  return lives;
+}
+
+/** Names of what is made row by row, of which each worker has a copy for runs of one row. */
+function madeByRows(builder: Builder): Set<string> {
+  const made = builder.stages.filter(({ space }) => space !== 'units').flatMap(({ emissions }) => emissions);
+  return new Set(made.flatMap(({ writes }) => writes));
+}
+
+/**
+ * Buffers whose lives do not meet may share bytes. The largest are placed first, each at the lowest place that is free for
+ * its whole life.
+ */
+function placeBuffers(
+  lives: ReadonlyMap<string, Life>, sizes: ReadonlyMap<string, number>,
+): { readonly offsets: ReadonlyMap<string, number>; readonly bytes: number } {
+  const order = [...lives].sort(([a], [b]) => found(sizes, b) - found(sizes, a));
   const placed: { first: number; last: number; from: number; to: number }[] = [];
   const offsets = new Map<string, number>();
   let height = 0;
   for (const [name, { first, last }] of order) {
-    const bytes = align(builder.bytes.get(name) as number);
+    const bytes = align(found(sizes, name));
     const meets = placed.filter((other) => other.first <= last && first <= other.last).sort((a, b) => a.from - b.from);
     let from = 0;
     for (const other of meets) {
@@ -187,8 +221,7 @@ function placeBuffers(builder: Builder, arenas: Arenas): Map<string, number> {
     offsets.set(name, from);
     height = Math.max(height, from + bytes);
   }
-  const base = arenas.home('activations', height);
-  return new Map([...offsets].map(([name, from]) => [name, base + from]));
+  return { offsets, bytes: height };
 }
 
 function placeCache(spec: ModelSpec, options: LayoutOptions, arenas: Arenas): CachePlace[] {

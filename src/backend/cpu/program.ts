@@ -27,6 +27,11 @@ export interface Stage {
 export interface Place {
   readonly offset: number;
   readonly stride: number;
+  /**
+   * Of what is made row by row: where each worker has a copy of its own, in its scratch, for runs of one row. Every worker
+   * then makes all of it for itself, which takes less than waiting for another.
+   */
+  readonly alone?: number;
 }
 
 /** Where a weight is. Matrices are in groups of four rows, `groupBytes` each; vectors are plain f32. */
@@ -71,6 +76,8 @@ export interface CpuProgram {
   /** Where each worker's scratch begins in each arena: `scratch[arena]` + worker · `scratchBytes[arena]`. */
   readonly scratch: readonly number[];
   readonly scratchBytes: readonly number[];
+  /** Of a worker's scratch in arena 0 the first so many bytes are its own copies. */
+  readonly aloneBytes: number;
   readonly stages: readonly Stage[];
   readonly weights: Readonly<Record<string, WeightPlace>>;
   readonly values: Readonly<Record<ValueName, Place>>;

@@ -2,7 +2,7 @@
 
 import { type Control, Fault } from './control.ts';
 import { makeTask } from './kernels/index.ts';
-import type { CpuProgram, Space } from './program.ts';
+import type { CpuProgram, Place, Space } from './program.ts';
 import type { Arena, Kernels, RunningTask, StepShape, WorkerView } from './task.ts';
 
 interface RunningStage {
@@ -19,6 +19,8 @@ export class Runner implements WorkerView {
   /** Counts stages run, so that a task can tell what it brought into an arena in this one. */
   serial = 0;
   readonly #stages: readonly RunningStage[];
+  readonly #places: readonly { readonly place: { offset: number }; readonly shared: number; readonly alone: number }[];
+  #alone = false;
   onCrash: (error: unknown) => void = () => {};
 
   constructor(options: {
@@ -31,15 +33,21 @@ export class Runner implements WorkerView {
     const { control, program, memories, module, worker } = options;
     this.control = control;
     this.program = program;
+    const scratchOf = (arena: number) => (program.scratch[arena] ?? 0) + worker * (program.scratchBytes[arena] ?? 0);
     this.arenas = memories.map((memory, index) => ({
       kernels: new WebAssembly.Instance(module, { env: { memory } }).exports as unknown as Kernels,
       bytes: new Uint8Array(memory.buffer),
       i32: new Int32Array(memory.buffer),
       f32: new Float32Array(memory.buffer),
-      scratch: (program.scratch[index] ?? 0) + worker * (program.scratchBytes[index] ?? 0),
+      scratch: scratchOf(index) + (index === 0 ? program.aloneBytes : 0),
       brought: { serial: -1, from: 0, key: 0 },
     }));
-    this.#stages = program.stages.map(({ space, used, tasks }) => ({
+    // The worker's own copy: its places change with what it runs.
+    const stages = structuredClone(program.stages);
+    this.#places = stages.flatMap(({ tasks }) => tasks.flatMap(placesOf)).map((place) => ({
+      place, shared: place.offset, alone: scratchOf(0) + (place.alone as number),
+    }));
+    this.#stages = stages.map(({ space, used, tasks }) => ({
       space,
       used,
       tasks: tasks.map((task) => makeTask(task, this)),
@@ -55,20 +63,35 @@ export class Runner implements WorkerView {
   run(rows: number, wanted: number): void {
     this.step.rows = rows;
     this.step.wanted = wanted;
+    this.#settle(rows === 1);
+    // Whether workers may still be in stages that no barrier has ended.
+    let open = false;
     for (const stage of this.#stages) {
       this.serial++;
       const total = this.#total(stage);
       // Every worker finds the same total, so all skip the barrier together.
       if (total === 0) continue;
+      // What one row needs is done sooner than waited for: every worker does all of it, for itself.
+      const alone = rows === 1 && stage.space !== 'units';
       try {
-        if (stage.space === 'units') this.#runUnits(stage, total);
+        if (alone) this.#runChain(stage, 0, total);
+        else if (stage.space === 'units') this.#runUnits(stage, total);
         else this.#runRows(stage, total);
       } catch (error) {
         this.control.fault(Fault.crash, -1);
         this.onCrash(error);
       }
-      this.control.barrier();
+      if (!alone) this.control.barrier();
+      open = alone;
     }
+    if (open) this.control.barrier();
+  }
+
+  /** Points every place that has a copy for runs of one row at that copy, or back. */
+  #settle(alone: boolean): void {
+    if (alone === this.#alone) return;
+    this.#alone = alone;
+    for (const entry of this.#places) entry.place.offset = alone ? entry.alone : entry.shared;
   }
 
   #total(stage: RunningStage): number {
@@ -95,13 +118,23 @@ export class Runner implements WorkerView {
   }
 
   #runRows(stage: RunningStage, total: number): void {
-    const { tasks } = stage;
     const size = Math.max(1, Math.floor(total / (this.control.threads * 4)));
     for (let first = this.control.claim(size); first < total; first = this.control.claim(size)) {
-      const end = Math.min(total, first + size);
-      for (let row = first; row < end; row++) {
-        for (const task of tasks) task.run(row);
-      }
+      this.#runChain(stage, first, Math.min(total, first + size));
     }
   }
+
+  #runChain({ tasks }: RunningStage, first: number, end: number): void {
+    for (let row = first; row < end; row++) {
+      for (const task of tasks) task.run(row);
+    }
+  }
+}
+
+/** The places in a task, however deep, that have a copy for runs of one row. */
+function placesOf(value: unknown): (Place & { offset: number })[] {
+  if (typeof value !== 'object' || value === null) return [];
+  const place = value as Place;
+  if (typeof place.alone === 'number') return [place as Place & { offset: number }];
+  return Object.values(value).flatMap(placesOf);
 }

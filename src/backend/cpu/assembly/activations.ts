@@ -173,17 +173,32 @@ export function add(left: usize, right: usize, output: usize, count: i32): void 
   }
 }
 
-/** output += factor · input, `count` f32. */
-export function addScaled(output: usize, input: usize, factor: f32, count: i32): void {
-  const factors = f32x4.splat(factor);
+/**
+ * output = Σ weights[i] · (input + i · stride) over `used` vectors in order, then + gate · shared where `shared` is not 0;
+ * `count` f32. Each element is written once, when it is whole.
+ */
+export function combine(
+  input: usize, stride: usize, weights: usize, used: i32, shared: usize, gate: f32, output: usize, count: i32,
+): void {
   let i = 0;
   for (; i + 4 <= count; i += 4) {
     const at = <usize>i << 2;
-    v128.store(output + at, f32x4.add(v128.load(output + at), f32x4.mul(factors, v128.load(input + at))));
+    let sum = f32x4.splat(0);
+    for (let rank = 0; rank < used; rank++) {
+      const weight = v128.load32_splat(weights + (<usize>rank << 2));
+      sum = f32x4.add(sum, f32x4.mul(weight, v128.load(input + <usize>rank * stride + at)));
+    }
+    if (shared) sum = f32x4.add(sum, f32x4.mul(f32x4.splat(gate), v128.load(shared + at)));
+    v128.store(output + at, sum);
   }
   for (; i < count; i++) {
     const at = <usize>i << 2;
-    f32.store(output + at, f32.load(output + at) + factor * f32.load(input + at));
+    let sum: f32 = 0;
+    for (let rank = 0; rank < used; rank++) {
+      sum += f32.load(weights + (<usize>rank << 2)) * f32.load(input + <usize>rank * stride + at);
+    }
+    if (shared) sum += gate * f32.load(shared + at);
+    f32.store(output + at, sum);
   }
 }
 

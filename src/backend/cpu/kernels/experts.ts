@@ -30,13 +30,13 @@ export function makeRoute(data: Task, worker: WorkerView): RunningTask {
     run(row) {
       const notANumber = route(
         rowOf(logits, row), experts, used, gating === 'sigmoid' ? 1 : 0, bias, groups?.count ?? 1, groups?.used ?? 1,
-        groups?.rankedBy === 'twoBest' ? 1 : 0, normalise ? 1 : 0, scale, routing.ids + row * used * 4,
-        routing.weights + row * used * 4, scratch,
+        groups?.rankedBy === 'twoBest' ? 1 : 0, normalise ? 1 : 0, scale, routing.ids.offset + row * used * 4,
+        routing.weights.offset + row * used * 4, scratch,
       );
       if (notANumber !== 0) {
         worker.control.fault(Fault.router, layer);
         // The step is lost; ids must still name experts.
-        worker.home.i32.fill(0, routing.ids / 4 + row * used, routing.ids / 4 + (row + 1) * used);
+        worker.home.i32.fill(0, routing.ids.offset / 4 + row * used, routing.ids.offset / 4 + (row + 1) * used);
       }
       // One row needs no barrier before its pairs are sorted.
       if (worker.step.rows === 1) sort();
@@ -51,11 +51,12 @@ export function makeSortPairs(data: Task, worker: WorkerView): RunningTask {
 }
 
 function pairSorter(worker: WorkerView, routing: RoutingPlaces, experts: number, used: number): () => void {
-  const { kernels, i32 } = worker.home;
+  const { kernels, i32, scratch } = worker.home;
   const sortPairs = kernels.sortPairs as KernelCall;
   return () => {
-    i32[routing.active / 4] = sortPairs(
-      routing.ids, worker.step.rows * used, used, experts, routing.order, routing.orderRows, routing.active + 4, routing.counts,
+    const { ids, order, orderRows, active } = routing;
+    i32[active.offset / 4] = sortPairs(
+      ids.offset, worker.step.rows * used, used, experts, order.offset, orderRows.offset, active.offset + 4, scratch,
     );
   };
 }
@@ -110,12 +111,11 @@ export function makeGatedIn(data: Task, worker: WorkerView): RunningTask {
 /** Which expert a unit belongs to, and its rows among the sorted pairs. */
 function activeExperts(worker: WorkerView, routing: RoutingPlaces, unitsEach: number) {
   const { i32 } = worker.home;
-  const active = routing.active / 4;
   return {
-    units: () => (i32[active] as number) * unitsEach,
+    units: () => (i32[routing.active.offset / 4] as number) * unitsEach,
     of(unit: number): { readonly expert: number; readonly first: number; readonly count: number; readonly within: number } {
       const number = Math.floor(unit / unitsEach);
-      const at = active + 1 + number * 3;
+      const at = routing.active.offset / 4 + 1 + number * 3;
       return { expert: i32[at] as number, first: i32[at + 1] as number, count: i32[at + 2] as number, within: unit - number * unitsEach };
     },
   };
@@ -130,7 +130,7 @@ export function makeExpertsIn(data: Task, worker: WorkerView): RunningTask {
     units: active.units,
     run(unit) {
       const { expert, first, count, within } = active.of(unit);
-      run(expert, within, { xIndex: task.routing.orderRows + first * 4, count, key: expert }, first);
+      run(expert, within, { xIndex: task.routing.orderRows.offset + first * 4, count, key: expert }, first);
     },
   };
 }
@@ -154,7 +154,7 @@ export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
         count,
         out: output.offset + group * 16,
         outStride: output.stride,
-        outIndex: routing.order + first * 4,
+        outIndex: routing.order.offset + first * 4,
         key: expert,
       });
     },
@@ -164,24 +164,21 @@ export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
 /** Σ w_i·E_i in rank order, then the shared expert. */
 export function makeCombine(data: Task, worker: WorkerView): RunningTask {
   const task = data as Task & {
-    readonly experts: Place; readonly weights: number; readonly used: number; readonly width: number;
+    readonly experts: Place; readonly weights: Place; readonly used: number; readonly width: number;
     readonly shared: Place | undefined; readonly gate: Place | undefined; readonly output: Place;
   };
-  const { bytes, f32, kernels } = worker.home;
-  const addScaled = kernels.addScaled as KernelCall;
+  const { f32, kernels } = worker.home;
+  const { experts, weights, used, width, shared, gate, output } = task;
+  const combine = kernels.combine as KernelCall;
   const sigmoid = kernels.sigmoid as KernelCall;
   return {
     units: () => 0,
     run(row) {
-      const to = rowOf(task.output, row);
-      bytes.fill(0, to, to + task.width * 4);
-      for (let rank = 0; rank < task.used; rank++) {
-        const pair = row * task.used + rank;
-        addScaled(to, rowOf(task.experts, pair), f32[task.weights / 4 + pair] as number, task.width);
-      }
-      if (task.shared === undefined) return;
-      const gate = task.gate === undefined ? 1 : sigmoid(f32[rowOf(task.gate, row) / 4] as number);
-      addScaled(to, rowOf(task.shared, row), gate, task.width);
+      const factor = gate === undefined ? 1 : sigmoid(f32[rowOf(gate, row) / 4] as number);
+      combine(
+        rowOf(experts, row * used), experts.stride, weights.offset + row * used * 4, used, shared === undefined ? 0 : rowOf(shared, row),
+        factor, rowOf(output, row), width,
+      );
     },
   };
 }

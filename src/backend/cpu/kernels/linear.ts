@@ -57,6 +57,7 @@ function emitLinear(operation: LinearOperation | HeadOperation, builder: Builder
     reads: [operand],
     writes: [output],
     weights: [weight],
+    optional: head,
     scratch: productScratch(builder.operandStride(weight)),
     make: (at): LinearTask => ({
       kind: 'linear',

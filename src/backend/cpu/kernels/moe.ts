@@ -16,15 +16,13 @@ import { int8Tolerance } from './tolerances.ts';
 
 /** Where the choice of a step's experts lies, in arena 0. Pairs are numbered row · used + rank. */
 export interface RoutingPlaces {
-  readonly ids: number;
-  readonly weights: number;
+  readonly ids: Place;
+  readonly weights: Place;
   /** Pairs in order of their expert, and the row of each. */
-  readonly order: number;
-  readonly orderRows: number;
+  readonly order: Place;
+  readonly orderRows: Place;
   /** How many experts have pairs, then (id, first, count) of each. */
-  readonly active: number;
-  /** Workspace of the sort, 4 bytes an expert. */
-  readonly counts: number;
+  readonly active: Place;
 }
 
 /** A stack of matrices of one shape. */
@@ -67,18 +65,18 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
   const pairs = rows * moe.used;
   const names = {
     logits: `${prefix}.logits`, ids: `${prefix}.ids`, weights: `${prefix}.weights`, order: `${prefix}.order`,
-    orderRows: `${prefix}.orderRows`, active: `${prefix}.active`, counts: `${prefix}.counts`, inner: `${prefix}.inner`,
+    orderRows: `${prefix}.orderRows`, active: `${prefix}.active`, inner: `${prefix}.inner`,
     expertOut: `${prefix}.expertOut`,
   };
   builder.declareValue(names.logits, moe.experts);
-  builder.declareValue(names.inner, moe.inner, pairs);
-  builder.declareValue(names.expertOut, builder.width(output), pairs);
-  for (const name of [names.ids, names.weights, names.order, names.orderRows]) builder.declare(name, pairs * 4);
-  builder.declare(names.active, (1 + moe.experts * 3) * 4);
-  builder.declare(names.counts, moe.experts * 4);
+  builder.declareValue(names.inner, moe.inner, pairs, moe.used);
+  builder.declareValue(names.expertOut, builder.width(output), pairs, moe.used);
+  for (const name of [names.ids, names.weights, names.order, names.orderRows]) builder.declare(name, pairs * 4, moe.used * 4);
+  const activeBytes = (1 + moe.experts * 3) * 4;
+  builder.declare(names.active, activeBytes, activeBytes);
   const routing = (at: Addresses): RoutingPlaces => ({
     ids: at.buffer(names.ids), weights: at.buffer(names.weights), order: at.buffer(names.order),
-    orderRows: at.buffer(names.orderRows), active: at.buffer(names.active), counts: at.buffer(names.counts),
+    orderRows: at.buffer(names.orderRows), active: at.buffer(names.active),
   });
   const chosen = [names.order, names.orderRows, names.active];
 
@@ -88,7 +86,9 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
   builder.emit({
     space: 'units',
     reads: [names.ids],
-    writes: [...chosen, names.counts],
+    writes: chosen,
+    scratch: moe.experts * 4,
+    optional: true,
     make: (at) => ({ kind: 'sortPairs', routing: routing(at), experts: moe.experts, used: moe.used }),
   });
   const [gate, up, down] = [`${prefix}.gate`, `${prefix}.up`, `${prefix}.down`] as const;
@@ -122,14 +122,14 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
   emitCombine(operation, builder, names, routing);
 }
 
-type Names = Readonly<Record<'logits' | 'ids' | 'weights' | 'order' | 'orderRows' | 'active' | 'counts' | 'expertOut', string>>;
+type Names = Readonly<Record<'logits' | 'ids' | 'weights' | 'order' | 'orderRows' | 'active' | 'expertOut', string>>;
 
 function emitRoute(operation: MoeOperation, builder: Builder, names: Names, routing: (at: Addresses) => RoutingPlaces): void {
   const { moe, prefix, layer } = operation;
   builder.emit({
     space: 'rows',
     reads: [names.logits],
-    writes: [names.ids, names.weights, names.order, names.orderRows, names.active, names.counts],
+    writes: [names.ids, names.weights, names.order, names.orderRows, names.active],
     scratch: (2 * moe.experts + (moe.router.groups?.count ?? 0)) * 4,
     make: (at) => ({
       kind: 'route', logits: at.value(names.logits), routing: routing(at), experts: moe.experts, used: moe.used,
