@@ -3,10 +3,10 @@
  * nothing when the outputs are newer than every source.
  */
 
+import { execFileSync } from 'node:child_process';
 import { mkdirSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
-import { execFileSync } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
@@ -33,8 +33,21 @@ for (const { file, features } of variants) {
   execFileSync(
     process.execPath,
     [
-      compiler, join(sources, 'index.ts'), '--outFile', target, '--runtime', 'stub', '--noAssert', '-O3',
-      '--importMemory', '--sharedMemory', '--initialMemory', '1', '--maximumMemory', '65536', '--noColors',
+      compiler,
+      join(sources, 'index.ts'),
+      '--outFile',
+      target,
+      '--runtime',
+      'stub',
+      '--noAssert',
+      '-O3',
+      '--importMemory',
+      '--sharedMemory',
+      '--initialMemory',
+      '1',
+      '--maximumMemory',
+      '65536',
+      '--noColors',
       ...features.flatMap((feature) => ['--enable', feature]),
     ],
     { cwd: root, stdio: ['ignore', 'ignore', 'inherit'] },

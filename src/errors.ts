@@ -34,7 +34,10 @@ export interface RefusalReason {
 export class Refusal extends ConclaveError {
   readonly reasons: readonly RefusalReason[];
 
-  constructor(message: string, options: { reasons?: readonly RefusalReason[]; data?: ErrorData; cause?: unknown } = {}) {
+  constructor(
+    message: string,
+    options: { reasons?: readonly RefusalReason[]; data?: ErrorData; cause?: unknown } = {},
+  ) {
     const reasons = options.reasons ?? [];
     const lines = reasons.map(({ row, reason }) => `  ${row}: ${reason}`);
     super('refused', [message, ...lines].join('\n'), { ...options, data: { ...options.data, reasons } });
@@ -116,8 +119,16 @@ export function recordError(error: unknown): ErrorRecord {
 }
 
 const classes: Readonly<Record<string, { prototype: ConclaveError }>> = {
-  CorruptFileError, Refusal, SourceError, UsageError, TemplateError, NonFiniteError, DisposedError, DeviceLostError,
-  OutOfMemoryError, InternalError,
+  CorruptFileError,
+  Refusal,
+  SourceError,
+  UsageError,
+  TemplateError,
+  NonFiniteError,
+  DisposedError,
+  DeviceLostError,
+  OutOfMemoryError,
+  InternalError,
 };
 
 /** The error that {@link recordError} wrote down, of the same class, with the far side's stack as its cause. */

@@ -2,11 +2,33 @@
 
 export { load, planModel } from './engine/load.ts';
 export type {
-  ChatMessage, FinishReason, GenerateOptions, LoadOptions, Model, ModelInfo, Part, PrintablePlan, Prompt, SamplingOptions, Session, Usage,
+  ChatMessage,
+  FinishReason,
+  GenerateOptions,
+  LoadOptions,
+  Model,
+  ModelInfo,
+  Part,
+  PrintablePlan,
+  Prompt,
+  SamplingOptions,
+  Session,
+  Usage,
 } from './engine/types.ts';
 export {
-  ConclaveError, CorruptFileError, DeviceLostError, DisposedError, type ErrorData, InternalError, NonFiniteError, OutOfMemoryError, Refusal,
-  type RefusalReason, SourceError, TemplateError, UsageError,
+  ConclaveError,
+  CorruptFileError,
+  DeviceLostError,
+  DisposedError,
+  type ErrorData,
+  InternalError,
+  NonFiniteError,
+  OutOfMemoryError,
+  Refusal,
+  type RefusalReason,
+  SourceError,
+  TemplateError,
+  UsageError,
 } from './errors.ts';
 export type { ByteSource, ModelSource, SourceFolder } from './format/source.ts';
 export type { DeviceName, Plan, PlannedBuffer, PlannedOperation, PlannedWeight, PlanOptions } from './plan/plan.ts';

@@ -4,14 +4,16 @@ import { basename } from 'node:path';
 import { styleText } from 'node:util';
 import type { Model, Part } from '../engine/types.ts';
 import { InternalError } from '../errors.ts';
-import { bundledModel, write, type Context } from './context.ts';
+import { bundledModel, type Context, write } from './context.ts';
 import { printable, showPlural, showRate } from './format.ts';
 import { loadOptions, type PlanValues } from './options.ts';
 import { startProgress } from './progress.ts';
 
 /** Loads with a bar on a terminal. */
 export async function loadModel(
-  values: PlanValues & { readonly model?: string; readonly json?: boolean }, context: Context, signal: AbortSignal,
+  values: PlanValues & { readonly model?: string; readonly json?: boolean },
+  context: Context,
+  signal: AbortSignal,
 ): Promise<Model> {
   const path = values.model ?? bundledModel;
   const { load } = await context.library();
@@ -30,7 +32,8 @@ export type Finish = Extract<Part, { type: 'finish' }>;
 
 /** Runs a generation to its end, handing each piece of text on as it comes. */
 export async function collect(
-  parts: AsyncIterable<Part>, onText?: (text: string) => Promise<void>,
+  parts: AsyncIterable<Part>,
+  onText?: (text: string) => Promise<void>,
 ): Promise<{ readonly finish: Finish }> {
   for await (const part of parts) {
     if (part.type === 'finish') return { finish: part };
@@ -57,5 +60,7 @@ export function describeUsage({ reason, usage }: Pick<Finish, 'reason' | 'usage'
 
 /** Quieter than the answer, where the terminal can. */
 export function dim(text: string, context: Context): string {
-  return context.stderr.isTTY === true ? styleText('dim', text, { stream: context.stderr as NodeJS.WriteStream }) : text;
+  return context.stderr.isTTY === true
+    ? styleText('dim', text, { stream: context.stderr as NodeJS.WriteStream })
+    : text;
 }

@@ -34,12 +34,17 @@ export type FlagSpec = FlagBase &
 /** By long name without the dashes. */
 export type FlagTable = Readonly<Record<string, FlagSpec>>;
 
-type FlagValue<Spec> = Spec extends { kind: 'switch' } ? boolean
-  : Spec extends { kind: 'list' } ? readonly string[]
-  : Spec extends { kind: 'choice'; choices: readonly (infer Choice)[] } ? Choice
-  : Spec extends { kind: 'whole' | 'number' | 'bytes' } ? number
-  : Spec extends { kind: 'json' } ? Readonly<Record<string, unknown>>
-  : string;
+type FlagValue<Spec> = Spec extends { kind: 'switch' }
+  ? boolean
+  : Spec extends { kind: 'list' }
+    ? readonly string[]
+    : Spec extends { kind: 'choice'; choices: readonly (infer Choice)[] }
+      ? Choice
+      : Spec extends { kind: 'whole' | 'number' | 'bytes' }
+        ? number
+        : Spec extends { kind: 'json' }
+          ? Readonly<Record<string, unknown>>
+          : string;
 
 export interface ParsedArguments<Table extends FlagTable> {
   readonly values: { readonly [Name in keyof Table]?: FlagValue<Table[Name]> };
@@ -50,7 +55,10 @@ export interface ParsedArguments<Table extends FlagTable> {
  * Reads `argv` by `table`. `--` ends the flags; values may start with a dash (`-n -1`) unless they are a flag of the table.
  * @throws UsageError `usage` for an unknown flag (with the nearest known one), a missing value or a bad value.
  */
-export function parseFlags<const Table extends FlagTable>(table: Table, argv: readonly string[]): ParsedArguments<Table> {
+export function parseFlags<const Table extends FlagTable>(
+  table: Table,
+  argv: readonly string[],
+): ParsedArguments<Table> {
   const names = spellings(table);
   const options: Record<string, { type: 'boolean' | 'string'; short?: string; multiple?: boolean }> = {};
   for (const [name, spec] of Object.entries(table)) {
@@ -71,7 +79,8 @@ export function parseFlags<const Table extends FlagTable>(table: Table, argv: re
     const spec = table[name] as FlagSpec;
     const said = spelling(name, spec);
     if (spec.kind === 'switch') {
-      if (token.value !== undefined) throw new UsageError(`${said} takes no value, found ${JSON.stringify(token.value)}`);
+      if (token.value !== undefined)
+        throw new UsageError(`${said} takes no value, found ${JSON.stringify(token.value)}`);
       values[name] = true;
       continue;
     }
@@ -107,8 +116,15 @@ function spelling(name: string, spec: FlagSpec): string {
 function unknownFlag(flag: string, raw: string, names: ReadonlyMap<string, string>): UsageError {
   // `-json` reads as `-j -s …`: one dash where two were meant.
   const oneDash = names.has(`-${raw}`);
-  const near = oneDash ? `-${raw}` : nearest(flag, [...names.keys()].filter((known) => known.startsWith('--')));
-  return new UsageError(`unknown flag ${oneDash ? raw : flag}${near === undefined ? '; --help lists all of them' : `; did you mean ${near}?`}`);
+  const near = oneDash
+    ? `-${raw}`
+    : nearest(
+        flag,
+        [...names.keys()].filter((known) => known.startsWith('--')),
+      );
+  return new UsageError(
+    `unknown flag ${oneDash ? raw : flag}${near === undefined ? '; --help lists all of them' : `; did you mean ${near}?`}`,
+  );
 }
 
 function badValue(bad: {
@@ -131,10 +147,12 @@ function readValue(spec: FlagSpec, text: string): unknown {
       return spec.choices.includes(text) ? text : undefined;
     case 'whole':
     case 'number': {
-      if (!(spec.kind === 'whole' ? /^[+-]?\d+$/ : /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i).test(text)) return undefined;
+      if (!(spec.kind === 'whole' ? /^[+-]?\d+$/ : /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i).test(text))
+        return undefined;
       const value = Number(text);
       if (spec.kind === 'whole' && !Number.isSafeInteger(value)) return undefined;
-      if (!Number.isFinite(value) || value < (spec.min ?? -Infinity) || value > (spec.max ?? Infinity)) return undefined;
+      if (!Number.isFinite(value) || value < (spec.min ?? -Infinity) || value > (spec.max ?? Infinity))
+        return undefined;
       return value;
     }
     case 'bytes': {

@@ -22,7 +22,7 @@ for (let pass = 1; pass <= passes; pass++) {
     for (let open = Atomics.load(state, 1); open < pass; open = Atomics.load(state, 1)) Atomics.wait(state, 1, open);
   }
   const startMs = performance.now();
-  checksum ^= read(0, pages * 65_536 - (pages * 65_536) % FULL_LINE);
+  checksum ^= read(0, pages * 65_536 - ((pages * 65_536) % FULL_LINE));
   elapsedMs.push(performance.now() - startMs);
 }
 parentPort!.postMessage({ elapsedMs, bytes: pages * 65_536, checksum });

@@ -6,7 +6,7 @@ import { InternalError } from '../errors.ts';
 import { collect, loadModel } from './answer.ts';
 import { describeFlags, parseFlags, refusePositional } from './args.ts';
 import { measureBandwidth } from './bandwidth.ts';
-import { bundledModel, write, type Context } from './context.ts';
+import { bundledModel, type Context, write } from './context.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
 import { benchFlags } from './flags.ts';
 import { columns, printable, showBytes, showPlural, showRate, showTime, toJson } from './format.ts';
@@ -76,8 +76,16 @@ export async function bench(argv: readonly string[], context: Context): Promise<
     const { device, threads, bytesPerToken } = model.plan;
     const bandwidth = await measureBandwidth(device === 'cpu' ? threads : 1);
     const result: BenchResult = {
-      model: model.info, device, threads, loadMs, ...measured, bytesPerToken, bandwidth,
-      ...(measured.decode === undefined ? {} : { bandwidthShare: (measured.decode.median * bytesPerToken) / bandwidth.bytesPerSecond }),
+      model: model.info,
+      device,
+      threads,
+      loadMs,
+      ...measured,
+      bytesPerToken,
+      bandwidth,
+      ...(measured.decode === undefined
+        ? {}
+        : { bandwidthShare: (measured.decode.median * bytesPerToken) / bandwidth.bytesPerSecond }),
       peakMemoryBytes,
     };
     const name = printable(basename(values.model ?? bundledModel));
@@ -99,7 +107,8 @@ interface MeasureRequest {
 
 /** Runs both tests; the first run of each warms up and is dropped. */
 export async function measure(
-  model: Model, request: MeasureRequest,
+  model: Model,
+  request: MeasureRequest,
 ): Promise<{ readonly prefill?: Series; readonly decode?: Series }> {
   const { repetitions, seed, signal } = request;
   const random = tokenSource(model.info.vocabulary, seed);
@@ -112,7 +121,9 @@ export async function measure(
   };
   const { prefill, decode } = request;
   return {
-    ...(prefill > 0 ? { prefill: series(prefill, await runs(prefill, 1, (usage) => usage.prefillTokensPerSecond)) } : {}),
+    ...(prefill > 0
+      ? { prefill: series(prefill, await runs(prefill, 1, (usage) => usage.prefillTokensPerSecond)) }
+      : {}),
     ...(decode > 0 ? { decode: series(decode, await runs(1, decode, (usage) => usage.decodeTokensPerSecond)) } : {}),
   };
 }
@@ -154,15 +165,30 @@ export function series(tokens: number, runs: readonly number[]): Series {
 
 export function describeBench(name: string, result: BenchResult): string {
   const { bandwidth, prefill, decode } = result;
-  const speeds = [['prefill', prefill], ['decode', decode]] as const;
+  const speeds = [
+    ['prefill', prefill],
+    ['decode', decode],
+  ] as const;
   const speedRows = speeds.flatMap(([what, found]) =>
-    found === undefined ? [] : [[`${what} ${found.tokens} tokens`, ...[found.median, found.min, found.max].map((rate) => showRate(rate, 'tokens'))]],
+    found === undefined
+      ? []
+      : [
+          [
+            `${what} ${found.tokens} tokens`,
+            ...[found.median, found.min, found.max].map((rate) => showRate(rate, 'tokens')),
+          ],
+        ],
   );
   const facts = [
     ['load', showTime(result.loadMs)],
     ['weights read a token', showBytes(result.bytesPerToken)],
-    ['memory bandwidth', `${showRate(bandwidth.bytesPerSecond / 1e9, 'GB')} (${showBytes(bandwidth.bytes)} read by ${showPlural(bandwidth.threads, 'thread')})`],
-    ...(result.bandwidthShare === undefined ? [] : [['share of it decoding', `${Math.round(result.bandwidthShare * 100)}%`]]),
+    [
+      'memory bandwidth',
+      `${showRate(bandwidth.bytesPerSecond / 1e9, 'GB')} (${showBytes(bandwidth.bytes)} read by ${showPlural(bandwidth.threads, 'thread')})`,
+    ],
+    ...(result.bandwidthShare === undefined
+      ? []
+      : [['share of it decoding', `${Math.round(result.bandwidthShare * 100)}%`]]),
     ['peak memory', showBytes(result.peakMemoryBytes)],
   ];
   const runs = Math.max(prefill?.runs.length ?? 0, decode?.runs.length ?? 0);

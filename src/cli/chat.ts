@@ -6,9 +6,9 @@
 import { createInterface } from 'node:readline';
 import type { ChatMessage, GenerateOptions, Model } from '../engine/types.ts';
 import { ConclaveError } from '../errors.ts';
-import { write, type Context } from './context.ts';
-import { describeError, type ExitCode, Interrupted } from './fail.ts';
 import { collect, describeUsage, dim, writeText } from './answer.ts';
+import { type Context, write } from './context.ts';
+import { describeError, type ExitCode, Interrupted } from './fail.ts';
 
 export interface ChatRequest {
   readonly model: Model;

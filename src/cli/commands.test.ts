@@ -12,9 +12,22 @@ import type { Context, Library } from './context.ts';
 import { DEFAULT_QUESTION } from './run.ts';
 
 const plan: Plan = {
-  architecture: 'fake', device: 'reference', threads: 1, features: [], context: 64, contextReason: 'asked for',
-  maxRows: { prompt: 8, step: 64, wanted: 64 }, cache: { type: 'f32', pages: 1, pageRows: 64, bytes: 1 }, arenas: [], arenaBytes: 0, operations: [],
-  weights: [], buffers: [], ignored: [], bytes: { weights: 1, cache: 1, buffers: 1, total: 3 }, bytesPerToken: 1000,
+  architecture: 'fake',
+  device: 'reference',
+  threads: 1,
+  features: [],
+  context: 64,
+  contextReason: 'asked for',
+  maxRows: { prompt: 8, step: 64, wanted: 64 },
+  cache: { type: 'f32', pages: 1, pageRows: 64, bytes: 1 },
+  arenas: [],
+  arenaBytes: 0,
+  operations: [],
+  weights: [],
+  buffers: [],
+  ignored: [],
+  bytes: { weights: 1, cache: 1, buffers: 1, total: 3 },
+  bytesPerToken: 1000,
   reproducible: true,
 };
 
@@ -43,7 +56,10 @@ function fakeLibrary(answer: (prompt: Prompt, options: GenerateOptions) => Async
         plan: { ...plan, explain: () => '' },
         session: () => {
           record.sessions++;
-          return { generate: (prompt: Prompt, options: GenerateOptions = {}) => generate(record, prompt, options), dispose: async () => {} } as unknown as Session;
+          return {
+            generate: (prompt: Prompt, options: GenerateOptions = {}) => generate(record, prompt, options),
+            dispose: async () => {},
+          } as unknown as Session;
         },
         async dispose() {
           record.disposed++;
@@ -64,8 +80,14 @@ function fakeLibrary(answer: (prompt: Prompt, options: GenerateOptions) => Async
     }
     const completionTokens = options.ignoreEos === true ? options.maxTokens! : count;
     const usage = {
-      promptTokens: 7, cachedTokens: 2, completionTokens, prefillMs: 10, decodeMs: 20, prefillTokensPerSecond: 500,
-      decodeTokensPerSecond: 150, seed: 42,
+      promptTokens: 7,
+      cachedTokens: 2,
+      completionTokens,
+      prefillMs: 10,
+      decodeMs: 20,
+      prefillTokensPerSecond: 500,
+      decodeTokensPerSecond: 150,
+      seed: 42,
     };
     yield { type: 'finish', reason: 'stop', text, tokens: [1], usage };
   }
@@ -98,7 +120,9 @@ function world(library: Library, terminal = false): World {
     err: () => text.err,
     interrupt: () => handlers.at(-1)?.(),
     context: {
-      stdin, stdout, stderr,
+      stdin,
+      stdout,
+      stderr,
       library: async () => library,
       onInterrupt(handler) {
         handlers.push(handler);
@@ -118,14 +142,23 @@ const words = fakeLibrary(() => ['A glacier', ' is ice.']);
 test('run -p prints the answer alone on standard output and the figures on standard error', async () => {
   const { library, asked } = fakeLibrary(() => ['A glacier', ' is ice.']);
   const { context, out, err } = world(library);
-  assert.equal(await main(['run', '-m', 'x.gguf', '-p', 'Hi', '--system', 'Be brief', '--temp', '0', '-n', '-1', '-t', '3', '-c', '99'], context), 0);
+  assert.equal(
+    await main(
+      ['run', '-m', 'x.gguf', '-p', 'Hi', '--system', 'Be brief', '--temp', '0', '-n', '-1', '-t', '3', '-c', '99'],
+      context,
+    ),
+    0,
+  );
   assert.equal(out(), 'A glacier is ice.\n');
   assert.equal(err(), 'prefill 5 tokens (2 more from the cache), 500 tokens/s · decode 2 tokens, 150 tokens/s\n');
   const [{ source, load, prompts, disposed }] = asked as [Asked];
   assert.equal(source, 'x.gguf');
   assert.equal(load.threads, 3);
   assert.equal(load.context, 99);
-  assert.deepEqual(prompts[0]!.prompt, [{ role: 'system', content: 'Be brief' }, { role: 'user', content: 'Hi' }]);
+  assert.deepEqual(prompts[0]!.prompt, [
+    { role: 'system', content: 'Be brief' },
+    { role: 'user', content: 'Hi' },
+  ]);
   assert.equal(prompts[0]!.options.temperature, 0);
   assert.ok(!('maxTokens' in prompts[0]!.options), '-n -1 means no limit');
   assert.equal(disposed, 1);
@@ -133,26 +166,44 @@ test('run -p prints the answer alone on standard output and the figures on stand
 
 test('every sampling flag reaches the library under its name', async () => {
   const { library, asked } = fakeLibrary(() => ['x']);
-  const line = '-p x --temp 0.5 --top-k 3 --top-p 0.4 --min-p 0.1 -s 9 --repeat-penalty 1.1 --repeat-last-n 7 --presence-penalty 1 ' +
+  const line =
+    '-p x --temp 0.5 --top-k 3 --top-p 0.4 --min-p 0.1 -s 9 --repeat-penalty 1.1 --repeat-last-n 7 --presence-penalty 1 ' +
     '--frequency-penalty -1 --logit-bias 5+2 --logit-bias 6-inf --stop END -n 4 --no-think --chat-template-kwargs {"a":1}';
   assert.equal(await main(['run', ...line.split(' ')], world(library).context), 0);
   const { signal, ...options } = asked[0]!.prompts[0]!.options;
   assert.ok(signal instanceof AbortSignal);
   assert.deepEqual(options, {
-    temperature: 0.5, topK: 3, topP: 0.4, minP: 0.1, seed: 9, repeatPenalty: 1.1, penaltyWindow: 7, presencePenalty: 1,
-    frequencyPenalty: -1, logitBias: { 5: 2, 6: -Infinity }, stop: ['END'], maxTokens: 4,
+    temperature: 0.5,
+    topK: 3,
+    topP: 0.4,
+    minP: 0.1,
+    seed: 9,
+    repeatPenalty: 1.1,
+    penaltyWindow: 7,
+    presencePenalty: 1,
+    frequencyPenalty: -1,
+    logitBias: { 5: 2, 6: -Infinity },
+    stop: ['END'],
+    maxTokens: 4,
     chatTemplateKwargs: { enable_thinking: false, a: 1 },
   });
 });
 
 test('every placement flag reaches the library under its name', async () => {
   const { library, asked } = fakeLibrary(() => ['x']);
-  const line = '-p x -c 5 -t 2 -b 16 --device reference --kv f32 --memory 1GB --ignore-key a --ignore-key b --arena-bytes 8MiB';
+  const line =
+    '-p x -c 5 -t 2 -b 16 --device reference --kv f32 --memory 1GB --ignore-key a --ignore-key b --arena-bytes 8MiB';
   assert.equal(await main(['run', ...line.split(' ')], world(library).context), 0);
   const { signal, onProgress, ...options } = asked[0]!.load;
   assert.ok(signal instanceof AbortSignal && onProgress !== undefined);
   assert.deepEqual(options, {
-    context: 5, threads: 2, batch: 16, device: 'reference', cache: 'f32', memoryBytes: 1e9, ignoreKeys: ['a', 'b'],
+    context: 5,
+    threads: 2,
+    batch: 16,
+    device: 'reference',
+    cache: 'f32',
+    memoryBytes: 1e9,
+    ignoreKeys: ['a', 'b'],
     arenaBytes: 8 * 2 ** 20,
   });
 });
@@ -172,7 +223,10 @@ test('a piped prompt is read from standard input, without its last line end', as
 });
 
 test('an empty or undecodable standard input is a usage error, told before any model is loaded', async () => {
-  for (const [bytes, message] of [[Buffer.from(''), /standard input is empty/], [Buffer.from([0xff, 0x41]), /not UTF-8/]] as const) {
+  for (const [bytes, message] of [
+    [Buffer.from(''), /standard input is empty/],
+    [Buffer.from([0xff, 0x41]), /not UTF-8/],
+  ] as const) {
     const { library, asked } = fakeLibrary(() => ['x']);
     const { context, stdin, err } = world(library);
     stdin.end(bytes);
@@ -243,7 +297,9 @@ test('a chat keeps the conversation, and a Ctrl-C stops one answer only', async 
   stdin.end('first\n\nstop me\ntwo \\\nlines\n/clear\nfresh\n/exit\nnever\n');
   assert.equal(await main(['run', '--chat', '--system', 'S'], context), 0);
   assert.equal(out(), 'answer 2!\nanswer 4\nanswer 6!\nanswer 2!\n');
-  const contents = asked[0]!.prompts.map(({ prompt }) => (prompt as readonly { content: string }[]).map(({ content }) => content));
+  const contents = asked[0]!.prompts.map(({ prompt }) =>
+    (prompt as readonly { content: string }[]).map(({ content }) => content),
+  );
   assert.deepEqual(contents, [
     ['S', 'first'],
     ['S', 'first', 'answer 2!', 'stop me'],
@@ -271,7 +327,8 @@ test('a second Ctrl-C leaves the chat with 130', async () => {
 
 test('a message that does not fit is told, and the chat goes on without it', async () => {
   const { library, asked } = fakeLibrary(function* (prompt) {
-    if ((prompt as readonly { content: string }[]).at(-1)!.content === 'long') throw new UsageError('the prompt has too many tokens');
+    if ((prompt as readonly { content: string }[]).at(-1)!.content === 'long')
+      throw new UsageError('the prompt has too many tokens');
     yield 'ok';
   });
   const { context, stdin, out, err } = world(library);
@@ -320,14 +377,22 @@ test('errors are one line; a refusal adds its reasons; --verbose adds code, data
   const shown: string[][] = [];
   for (const fault of faults) {
     for (const flag of [[], ['--verbose']]) {
-      const { context, err } = world({ ...words.library, load: async () => { throw fault; } });
+      const { context, err } = world({
+        ...words.library,
+        load: async () => {
+          throw fault;
+        },
+      });
       assert.equal(await main(['run', '-p', 'x', ...flag], context), 1);
       shown.push([err()]);
     }
   }
   const [corrupt, corruptVerbose, refusal, refusalVerbose, surprise] = shown.map(([text]) => text!);
   assert.equal(corrupt, 'conclave: x.gguf: broken in two lines\n');
-  assert.match(corruptVerbose!, /code: corrupt_file\ndata: \{\s+"key": "a"\s+\}\nstack:\n +at [\s\S]*\ncaused by: deep\\x1b\[31m\n/);
+  assert.match(
+    corruptVerbose!,
+    /code: corrupt_file\ndata: \{\s+"key": "a"\s+\}\nstack:\n +at [\s\S]*\ncaused by: deep\\x1b\[31m\n/,
+  );
   assert.equal(refusal, 'conclave: no kernel serves it; tried:\n  row-a: needs 256\n');
   assert.match(refusalVerbose!, /code: refused/);
   assert.equal(surprise, 'conclave: surprise\nconclave: this was not expected; --verbose prints where it comes from\n');
@@ -355,10 +420,16 @@ test('bench measures what it says: a warm-up dropped, sessions of their own, not
   const [{ prompts, sessions }] = asked as [Asked];
   assert.equal(sessions, 6);
   const tokens = prompts.map(({ prompt }) => (prompt as { tokens: number[] }).tokens);
-  assert.deepEqual(tokens.map((each) => each.length), [16, 16, 16, 1, 1, 1]);
+  assert.deepEqual(
+    tokens.map((each) => each.length),
+    [16, 16, 16, 1, 1, 1],
+  );
   assert.ok(tokens.flat().every((id) => Number.isInteger(id) && id >= 0 && id < 100));
   assert.notDeepEqual(tokens[0], tokens[1]);
-  assert.deepEqual(prompts.map(({ options }) => options.maxTokens), [1, 1, 1, 8, 8, 8]);
+  assert.deepEqual(
+    prompts.map(({ options }) => options.maxTokens),
+    [1, 1, 1, 8, 8, 8],
+  );
   assert.ok(prompts.every(({ options }) => options.ignoreEos === true && options.temperature === 0));
 });
 

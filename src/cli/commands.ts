@@ -3,7 +3,7 @@
 import { readFileSync } from 'node:fs';
 import { UsageError } from '../errors.ts';
 import { nearest } from './args.ts';
-import { write, type Context } from './context.ts';
+import { type Context, write } from './context.ts';
 import { describeError, type ExitCode, exitCodeOf } from './fail.ts';
 
 type Command = (argv: readonly string[], context: Context) => Promise<ExitCode>;
@@ -26,7 +26,11 @@ export const commands: readonly CommandRow[] = [
   },
   { name: 'run', about: 'answer a prompt, or chat', load: async () => (await import('./run.ts')).run },
   { name: 'inspect', about: 'what a model file holds', load: async () => (await import('./inspect.ts')).inspect },
-  { name: 'plan', about: 'what would run where, in how many bytes', load: async () => (await import('./plan.ts')).plan },
+  {
+    name: 'plan',
+    about: 'what would run where, in how many bytes',
+    load: async () => (await import('./plan.ts')).plan,
+  },
   { name: 'bench', about: 'prefill and decode speed', load: async () => (await import('./bench.ts')).bench },
 ];
 
@@ -77,8 +81,12 @@ async function dispatch(argv: readonly string[], context: Context): Promise<Exit
   }
   const command = commands.find((row) => row.name === name);
   if (command === undefined) {
-    const near = nearest(name, commands.map((row) => row.name));
-    const hint = near === undefined ? `there are ${commands.map((row) => row.name).join(', ')}` : `did you mean ${near}?`;
+    const near = nearest(
+      name,
+      commands.map((row) => row.name),
+    );
+    const hint =
+      near === undefined ? `there are ${commands.map((row) => row.name).join(', ')}` : `did you mean ${near}?`;
     throw new UsageError(`unknown command ${JSON.stringify(name)}; ${hint}`);
   }
   return (await command.load())(rest, context);

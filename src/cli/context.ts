@@ -32,9 +32,7 @@ export interface Context {
 }
 
 /** Where the bundled model lies: `models/` of the package, seen from `src/cli` and from `dist/cli` alike. */
-export const bundledModel = fileURLToPath(
-  new URL('../../models/lexicon-glm4moe-Q4_K_M.gguf', import.meta.url),
-);
+export const bundledModel = fileURLToPath(new URL('../../models/lexicon-glm4moe-Q4_K_M.gguf', import.meta.url));
 
 /** Writes and waits while the reader is slower than the writer. */
 export async function write(stream: OutputStream, text: string): Promise<void> {

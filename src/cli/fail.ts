@@ -26,10 +26,19 @@ export function describeError(error: unknown, verbose: boolean): string {
   const message = error instanceof Error ? error.message || error.name : String(error);
   // An error that Conclave did not raise on purpose has no promise to be one readable line.
   const [first = '', ...rest] = message.split('\n');
-  const shown = error instanceof Refusal || verbose ? [first, ...rest] : [[first, ...rest].map((l) => l.trim()).filter(Boolean).join(' ')];
+  const shown =
+    error instanceof Refusal || verbose
+      ? [first, ...rest]
+      : [
+          [first, ...rest]
+            .map((l) => l.trim())
+            .filter(Boolean)
+            .join(' '),
+        ];
   const lines = [`conclave: ${shown.join('\n')}`];
   if (verbose) lines.push(...details(error));
-  else if (!(error instanceof ConclaveError)) lines.push('conclave: this was not expected; --verbose prints where it comes from');
+  else if (!(error instanceof ConclaveError))
+    lines.push('conclave: this was not expected; --verbose prints where it comes from');
   return printable(lines.join('\n'));
 }
 

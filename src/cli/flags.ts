@@ -10,7 +10,11 @@ export const flags = {
   system: { aliases: ['system-prompt'], kind: 'text', value: 'TEXT', about: 'system message before the prompt' },
   raw: { kind: 'switch', about: 'the prompt is the text as it is, without the chat template' },
   predict: {
-    short: 'n', aliases: ['n-predict', 'max-tokens'], kind: 'whole', value: 'N', min: -1,
+    short: 'n',
+    aliases: ['n-predict', 'max-tokens'],
+    kind: 'whole',
+    value: 'N',
+    min: -1,
     about: 'most tokens to generate; -1: until the end (default)',
   },
   stop: { kind: 'list', value: 'TEXT', about: 'end before this text appears; may be given several times' },
@@ -18,11 +22,20 @@ export const flags = {
   'chat-template-kwargs': { kind: 'json', value: 'JSON', about: 'an object passed to the chat template' },
 
   temp: {
-    aliases: ['temperature'], kind: 'number', value: 'X', min: 0,
+    aliases: ['temperature'],
+    kind: 'number',
+    value: 'X',
+    min: 0,
     about: "temperature; 0: the likeliest token (the file's, else 0.8)",
   },
   'top-k': { kind: 'whole', value: 'N', min: 0, about: 'draw among the N likeliest; 0: off (40)' },
-  'top-p': { kind: 'number', value: 'X', min: 0, max: 1, about: 'draw among the likeliest up to a sum of X; 1: off (0.95)' },
+  'top-p': {
+    kind: 'number',
+    value: 'X',
+    min: 0,
+    max: 1,
+    about: 'draw among the likeliest up to a sum of X; 1: off (0.95)',
+  },
   'min-p': { kind: 'number', value: 'X', min: 0, max: 1, about: 'drop what is below X × the likeliest; 0: off (0.05)' },
   'repeat-penalty': { kind: 'number', value: 'X', min: 0, about: 'make recent tokens less likely; 1: off (1)' },
   'repeat-last-n': { kind: 'whole', value: 'N', min: 0, about: 'how many tokens count as recent (64)' },
@@ -40,8 +53,20 @@ export const flags = {
   'ignore-key': { kind: 'list', value: 'NAME', about: 'run although this metadata key or tensor is not understood' },
   'arena-bytes': { kind: 'bytes', value: 'SIZE', min: 65_536, hidden: true, about: 'upper bound of one arena' },
 
-  'prompt-tokens': { short: 'p', kind: 'whole', value: 'N', min: 0, about: 'tokens of the prefill test; 0: leave it out (512)' },
-  'decode-tokens': { short: 'n', kind: 'whole', value: 'N', min: 0, about: 'tokens of the decode test; 0: leave it out (128)' },
+  'prompt-tokens': {
+    short: 'p',
+    kind: 'whole',
+    value: 'N',
+    min: 0,
+    about: 'tokens of the prefill test; 0: leave it out (512)',
+  },
+  'decode-tokens': {
+    short: 'n',
+    kind: 'whole',
+    value: 'N',
+    min: 0,
+    about: 'tokens of the decode test; 0: leave it out (128)',
+  },
   repetitions: { short: 'r', kind: 'whole', value: 'N', min: 1, max: 1000, about: 'measured runs of each test (5)' },
 
   json: { kind: 'switch', about: 'print one JSON object' },
@@ -53,9 +78,28 @@ const output = ['json', 'verbose', 'help'] as const;
 const placement = ['ctx-size', 'threads', 'batch-size', 'device', 'kv', 'memory', 'ignore-key', 'arena-bytes'] as const;
 
 export const runFlags = pick([
-  'model', 'prompt', 'file', 'chat', 'system', 'raw', 'predict', 'stop', 'no-think', 'chat-template-kwargs',
-  'temp', 'top-k', 'top-p', 'min-p', 'repeat-penalty', 'repeat-last-n', 'presence-penalty', 'frequency-penalty',
-  'logit-bias', 'seed', ...placement, ...output,
+  'model',
+  'prompt',
+  'file',
+  'chat',
+  'system',
+  'raw',
+  'predict',
+  'stop',
+  'no-think',
+  'chat-template-kwargs',
+  'temp',
+  'top-k',
+  'top-p',
+  'min-p',
+  'repeat-penalty',
+  'repeat-last-n',
+  'presence-penalty',
+  'frequency-penalty',
+  'logit-bias',
+  'seed',
+  ...placement,
+  ...output,
 ]);
 
 export const planFlags = pick(['model', ...placement, ...output]);
@@ -63,7 +107,13 @@ export const planFlags = pick(['model', ...placement, ...output]);
 export const inspectFlags = pick(['model', 'ignore-key', ...output]);
 
 export const benchFlags = pick([
-  'model', 'prompt-tokens', 'decode-tokens', 'repetitions', 'seed', ...placement, ...output,
+  'model',
+  'prompt-tokens',
+  'decode-tokens',
+  'repetitions',
+  'seed',
+  ...placement,
+  ...output,
 ]);
 
 function pick<const Name extends keyof typeof flags>(names: readonly Name[]): Pick<typeof flags, Name> {

@@ -37,9 +37,14 @@ export function columns(rows: readonly (readonly string[])[], right: readonly nu
 
 /** JSON with bigints as decimal strings and typed arrays as arrays. */
 export function toJson(value: unknown): string {
-  return JSON.stringify(value, (_key, item: unknown) => {
-    if (typeof item === 'bigint') return item.toString();
-    if (ArrayBuffer.isView(item) && !(item instanceof DataView)) return Array.from(item as unknown as ArrayLike<unknown>);
-    return item;
-  }, 2);
+  return JSON.stringify(
+    value,
+    (_key, item: unknown) => {
+      if (typeof item === 'bigint') return item.toString();
+      if (ArrayBuffer.isView(item) && !(item instanceof DataView))
+        return Array.from(item as unknown as ArrayLike<unknown>);
+      return item;
+    },
+    2,
+  );
 }

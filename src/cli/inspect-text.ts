@@ -21,7 +21,12 @@ export interface Inspection {
   readonly sources: readonly { readonly name: string; readonly bytes: number }[];
   readonly metadata: Readonly<Record<string, MetadataValue>>;
   readonly tensors: readonly TensorInfo[];
-  readonly formats: readonly { readonly format: string; readonly tensors: number; readonly values: number; readonly bytes: number }[];
+  readonly formats: readonly {
+    readonly format: string;
+    readonly tensors: number;
+    readonly values: number;
+    readonly bytes: number;
+  }[];
   readonly tokenizer?: object;
   readonly model?: { readonly spec: ModelSpec; readonly ignored: readonly Ignored[] };
   /** Why the file does not run, or what of it could not be read. */
@@ -48,12 +53,21 @@ export function describeInspection(inspection: Inspection): string {
     ...indent(columns(tensors.map(tensorRow), [3])),
     '',
     'formats',
-    ...indent(columns(inspection.formats.map((total) => [
-      printable(total.format), showBytes(total.bytes), showPlural(total.tensors, 'tensor'),
-      `${((total.bytes * 8) / total.values).toFixed(2)} bits a value`,
-    ]), [1, 2])),
+    ...indent(
+      columns(
+        inspection.formats.map((total) => [
+          printable(total.format),
+          showBytes(total.bytes),
+          showPlural(total.tensors, 'tensor'),
+          `${((total.bytes * 8) / total.values).toFixed(2)} bits a value`,
+        ]),
+        [1, 2],
+      ),
+    ),
     ...(tokenizer === undefined ? [] : ['', 'tokenizer', ...indent(columns(facts(tokenizer)))]),
-    ...(model === undefined ? [] : ['', 'model', ...indent(columns(modelRows(model.spec))), ...indent(ignored(model.ignored))]),
+    ...(model === undefined
+      ? []
+      : ['', 'model', ...indent(columns(modelRows(model.spec))), ...indent(ignored(model.ignored))]),
     '',
     ...ending(inspection),
     '',
@@ -74,7 +88,9 @@ function typeOf(value: MetadataValue): string {
 
 function showValue(value: MetadataValue): string {
   if (value.type !== 'array') return showScalar(value.value, 60);
-  const shown = Array.from({ length: Math.min(SHOWN_ELEMENTS, value.value.length) }, (_, index) => showScalar(value.value[index]!, 16));
+  const shown = Array.from({ length: Math.min(SHOWN_ELEMENTS, value.value.length) }, (_, index) =>
+    showScalar(value.value[index]!, 16),
+  );
   return `[${shown.join(', ')}${value.value.length > SHOWN_ELEMENTS ? ', …' : ''}]`;
 }
 
@@ -104,7 +120,9 @@ function showFact(value: unknown): string {
   if (typeof value === 'object' && value !== null) {
     // A token by its id and text.
     if ('id' in value && 'text' in value) return `${value.id} ${quoted(`${value.text}`, 24)}`;
-    return Object.entries(value).map(([name, each]) => `${words(name)} ${showFact(each)}`).join(', ');
+    return Object.entries(value)
+      .map(([name, each]) => `${words(name)} ${showFact(each)}`)
+      .join(', ');
   }
   return value === undefined || value === null ? 'none' : `${value}`;
 }
@@ -141,9 +159,11 @@ function attention({ attention: spec }: LayerSpec): string {
   const { heads, kvHeads, headDim, valueDim, rope, qkNorm } = spec;
   return [
     `${showPlural(heads, 'head')} of ${headDim}${valueDim === headDim ? '' : ` (values of ${valueDim})`} over ${showPlural(kvHeads, 'key/value head')}`,
-    ...(rope === undefined ? ['no rotation'] : [
-      `rope ${rope.dimensions} ${rope.pairing}, base ${rope.base}${rope.scaling.kind === 'none' ? '' : `, ${rope.scaling.kind} scaling`}`,
-    ]),
+    ...(rope === undefined
+      ? ['no rotation']
+      : [
+          `rope ${rope.dimensions} ${rope.pairing}, base ${rope.base}${rope.scaling.kind === 'none' ? '' : `, ${rope.scaling.kind} scaling`}`,
+        ]),
     ...(qkNorm === undefined ? [] : [`query and key norm over ${qkNorm.over === 'head' ? 'each head' : 'all heads'}`]),
   ].join(', ');
 }

@@ -4,13 +4,13 @@
  */
 
 import { ConclaveError, UsageError } from '../errors.ts';
-import { openModelFile } from '../format/open.ts';
 import type { ModelFile } from '../format/model-file.ts';
+import { openModelFile } from '../format/open.ts';
 import { readModel } from '../model/read-model.ts';
 import { nodePlatform } from '../platform/node.ts';
 import { readTokenizer } from '../tokenizer/index.ts';
 import { describeFlags, parseFlags, refusePositional } from './args.ts';
-import { bundledModel, write, type Context } from './context.ts';
+import { bundledModel, type Context, write } from './context.ts';
 import type { ExitCode } from './fail.ts';
 import { inspectFlags } from './flags.ts';
 import { toJson } from './format.ts';
@@ -59,18 +59,29 @@ export async function inspect(argv: readonly string[], context: Context): Promis
 }
 
 /** Whether the file runs here: what the planner says, which is who decides. */
-async function verdict(path: string, ignoreKeys: readonly string[] | undefined, context: Context): Promise<ConclaveError | undefined> {
+async function verdict(
+  path: string,
+  ignoreKeys: readonly string[] | undefined,
+  context: Context,
+): Promise<ConclaveError | undefined> {
   const { planModel } = await context.library();
   return faultOf(() => planModel(path, { ignoreKeys: ignoreKeys ?? [] }));
 }
 
-function read(file: ModelFile, ignoreKeys: readonly string[] | undefined, fault: ConclaveError | undefined): Inspection {
+function read(
+  file: ModelFile,
+  ignoreKeys: readonly string[] | undefined,
+  fault: ConclaveError | undefined,
+): Inspection {
   const tensors = [...file.tensors.values()];
   const formats = new Map<string, { format: string; tensors: number; values: number; bytes: number }>();
   for (const { format, shape, bytes } of tensors) {
     const total = formats.get(format) ?? { format, tensors: 0, values: 0, bytes: 0 };
     formats.set(format, {
-      format, tensors: total.tensors + 1, values: total.values + shape.reduce((a, b) => a * b, 1), bytes: total.bytes + bytes,
+      format,
+      tensors: total.tensors + 1,
+      values: total.values + shape.reduce((a, b) => a * b, 1),
+      bytes: total.bytes + bytes,
     });
   }
   const tokenizer = part(() => readTokenizer(file.metadata, file.name).summary());
@@ -90,7 +101,11 @@ function read(file: ModelFile, ignoreKeys: readonly string[] | undefined, fault:
     tokenizer: tokenizer.value,
     model: model.value,
     // The planner meets most faults too: each is told once.
-    faults: [...new Map(faults.map((each) => [each.message, { code: each.code, message: each.message, data: each.data }])).values()],
+    faults: [
+      ...new Map(
+        faults.map((each) => [each.message, { code: each.code, message: each.message, data: each.data }]),
+      ).values(),
+    ],
     runs: faults.length === 0,
     damaged: faults.some(({ code }) => code === 'corrupt_file'),
   };

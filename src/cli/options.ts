@@ -30,7 +30,10 @@ export function loadOptions(values: PlanValues, more: Pick<LoadOptions, 'onProgr
 /** @throws UsageError `usage` for a logit bias that does not read `ID±X`. */
 export function generateOptions(values: RunValues, signal: AbortSignal): GenerateOptions {
   const { predict, seed } = values;
-  const kwargs = { ...(values['no-think'] === true ? { enable_thinking: false } : {}), ...values['chat-template-kwargs'] };
+  const kwargs = {
+    ...(values['no-think'] === true ? { enable_thinking: false } : {}),
+    ...values['chat-template-kwargs'],
+  };
   return given({
     maxTokens: predict === undefined || predict < 0 ? undefined : predict,
     stop: values.stop,

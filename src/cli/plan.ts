@@ -2,7 +2,7 @@
 
 import { explain } from '../plan/explain.ts';
 import { describeFlags, parseFlags, refusePositional } from './args.ts';
-import { bundledModel, write, type Context } from './context.ts';
+import { bundledModel, type Context, write } from './context.ts';
 import type { ExitCode } from './fail.ts';
 import { planFlags } from './flags.ts';
 import { printable, toJson } from './format.ts';

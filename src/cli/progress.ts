@@ -27,7 +27,9 @@ export function startProgress(stream: OutputStream, now: () => number = () => pe
       if (nowMs - drawnMs < REDRAW_MS) return;
       drawnMs = nowMs;
       drawn = true;
-      stream.write(CLEAR_LINE + bar({ bytesDone, bytesTotal, elapsedMs: nowMs - startMs, width: stream.columns ?? 80 }));
+      stream.write(
+        CLEAR_LINE + bar({ bytesDone, bytesTotal, elapsedMs: nowMs - startMs, width: stream.columns ?? 80 }),
+      );
     },
     finish(what) {
       if (drawn) stream.write(CLEAR_LINE);
@@ -46,7 +48,7 @@ export function bar(state: {
 }): string {
   const { bytesDone, bytesTotal, elapsedMs, width } = state;
   const share = bytesTotal > 0 ? Math.min(1, bytesDone / bytesTotal) : 0;
-  const rate = elapsedMs > 0 ? showRate((bytesDone / elapsedMs) * 1000 / 1e6, 'MB') : showRate(Number.NaN, 'MB');
+  const rate = elapsedMs > 0 ? showRate(((bytesDone / elapsedMs) * 1000) / 1e6, 'MB') : showRate(Number.NaN, 'MB');
   const numbers = `${showBytes(bytesDone)} of ${showBytes(bytesTotal)}, ${rate}`;
   // "loading ", the two edges and a space come on top; the last column stays free so that no terminal wraps.
   const room = Math.min(32, width - numbers.length - 'loading [] '.length - 1);

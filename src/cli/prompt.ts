@@ -16,7 +16,10 @@ export async function readPromptFile(path: string): Promise<string> {
     bytes = await readFile(path);
   } catch (cause) {
     if (cause instanceof UsageError) throw cause;
-    throw new SourceError(`cannot read the prompt file ${path}: ${(cause as Error).message}`, { data: { path }, cause });
+    throw new SourceError(`cannot read the prompt file ${path}: ${(cause as Error).message}`, {
+      data: { path },
+      cause,
+    });
   }
   return decodePrompt(bytes, path);
 }

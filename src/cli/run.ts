@@ -3,9 +3,9 @@
 import type { ChatMessage, Model, Prompt } from '../engine/types.ts';
 import { UsageError } from '../errors.ts';
 import { collect, describeUsage, dim, loadModel, writeText } from './answer.ts';
-import { describeFlags, parseFlags, refusePositional, type ParsedArguments } from './args.ts';
+import { describeFlags, type ParsedArguments, parseFlags, refusePositional } from './args.ts';
 import { chat } from './chat.ts';
-import { write, type Context } from './context.ts';
+import { type Context, write } from './context.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
 import { runFlags } from './flags.ts';
 import { toJson } from './format.ts';
@@ -71,7 +71,10 @@ export async function run(argv: readonly string[], context: Context, name: 'run'
     if (values.json === true) {
       const { finish } = await collect(parts);
       const { reason, tokens, usage } = finish;
-      await write(context.stdout, `${toJson({ model: model.info, text: finish.text, tokens, finish: reason, usage })}\n`);
+      await write(
+        context.stdout,
+        `${toJson({ model: model.info, text: finish.text, tokens, finish: reason, usage })}\n`,
+      );
       return 0;
     }
     const { finish } = await collect(parts, (piece) => writeText(piece, context));
@@ -92,7 +95,11 @@ function messages(system: string | undefined, user: string): readonly ChatMessag
 /** Flags that say two things at once. */
 function checkTogether(values: RunValues): void {
   const given = (names: readonly (keyof RunValues)[]) => names.filter((name) => values[name] !== undefined);
-  const rivals: readonly (readonly (keyof RunValues)[])[] = [['prompt', 'file', 'chat'], ['raw', 'system'], ['raw', 'chat']];
+  const rivals: readonly (readonly (keyof RunValues)[])[] = [
+    ['prompt', 'file', 'chat'],
+    ['raw', 'system'],
+    ['raw', 'chat'],
+  ];
   for (const names of rivals) {
     const found = given(names);
     if (found.length > 1) throw new UsageError(`--${found.join(' and --')} cannot be used together; give one of them`);

@@ -13,12 +13,16 @@ test('the bar fills with the share that is done and never wraps a line', () => {
   assert.equal(at(0), 'loading [................................] 0 B of 1 GB, 0 MB/s');
   assert.equal(at(5e8), 'loading [################................] 500 MB of 1 GB, 500 MB/s');
   assert.equal(at(1e9), 'loading [################################] 1 GB of 1 GB, 1,000 MB/s');
-  for (let width = 0; width < 100; width++) assert.ok(at(123_456_789, width).length <= Math.max(0, width - 1), `${width}`);
+  for (let width = 0; width < 100; width++)
+    assert.ok(at(123_456_789, width).length <= Math.max(0, width - 1), `${width}`);
   assert.equal(at(5e8, 40), '500 MB of 1 GB, 500 MB/s');
 });
 
 test('a bar before any time or size is known says so', () => {
-  assert.equal(bar({ bytesDone: 0, bytesTotal: 0, elapsedMs: 0, width: 80 }), `loading [${'.'.repeat(32)}] 0 B of 0 B, – MB/s`);
+  assert.equal(
+    bar({ bytesDone: 0, bytesTotal: 0, elapsedMs: 0, width: 80 }),
+    `loading [${'.'.repeat(32)}] 0 B of 0 B, – MB/s`,
+  );
 });
 
 test('the bar is redrawn at most every 50 ms, only on a terminal, and taken away when loading failed', () => {
@@ -55,11 +59,23 @@ test('quoted text is one line, cut at whole characters', () => {
 });
 
 test('columns line up, and the last one leaves no blanks', () => {
-  assert.deepEqual(columns([['a', '1', 'x'], ['bbb', '22', '']], [1]), ['a     1  x', 'bbb  22']);
+  assert.deepEqual(
+    columns(
+      [
+        ['a', '1', 'x'],
+        ['bbb', '22', ''],
+      ],
+      [1],
+    ),
+    ['a     1  x', 'bbb  22'],
+  );
 });
 
 test('JSON takes what metadata holds: bigints and typed arrays', () => {
-  assert.deepEqual(JSON.parse(toJson({ a: 2n ** 60n, b: new Float32Array([1, 0.5]) })), { a: '1152921504606846976', b: [1, 0.5] });
+  assert.deepEqual(JSON.parse(toJson({ a: 2n ** 60n, b: new Float32Array([1, 0.5]) })), {
+    a: '1152921504606846976',
+    b: [1, 0.5],
+  });
 });
 
 test('the read loop reads every byte of its range, and none outside it', async () => {

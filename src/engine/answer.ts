@@ -14,7 +14,11 @@ export class Answer {
   #nextText = '';
   #handedOut = 0;
 
-  constructor({ decoder, stop, endTokens }: { readonly decoder: StreamDecoder; readonly stop: readonly string[]; readonly endTokens: ReadonlySet<number> }) {
+  constructor({
+    decoder,
+    stop,
+    endTokens,
+  }: { readonly decoder: StreamDecoder; readonly stop: readonly string[]; readonly endTokens: ReadonlySet<number> }) {
     this.#decoder = decoder;
     this.#stops = new StopMatcher(stop);
     this.#endTokens = endTokens;

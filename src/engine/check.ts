@@ -6,8 +6,10 @@ import { UsageError } from '../errors.ts';
 export type Check = (value: unknown) => string | undefined;
 
 export function wholeFrom(least: number, most = Number.MAX_SAFE_INTEGER): Check {
-  const expected = most === Number.MAX_SAFE_INTEGER ? `a whole number from ${least} on` : `a whole number from ${least} to ${most}`;
-  return (value) => (Number.isSafeInteger(value) && (value as number) >= least && (value as number) <= most ? undefined : expected);
+  const expected =
+    most === Number.MAX_SAFE_INTEGER ? `a whole number from ${least} on` : `a whole number from ${least} to ${most}`;
+  return (value) =>
+    Number.isSafeInteger(value) && (value as number) >= least && (value as number) <= most ? undefined : expected;
 }
 
 export function numberFrom(least: number, most = Infinity): Check {
@@ -26,7 +28,8 @@ export const texts: Check = (value) =>
   Array.isArray(value) && value.every((entry) => typeof entry === 'string') ? undefined : 'an array of strings';
 
 export function oneOf(...choices: readonly string[]): Check {
-  return (value) => (choices.includes(value as string) ? undefined : choices.map((choice) => `'${choice}'`).join(' or '));
+  return (value) =>
+    choices.includes(value as string) ? undefined : choices.map((choice) => `'${choice}'`).join(' or ');
 }
 
 /**
@@ -34,11 +37,14 @@ export function oneOf(...choices: readonly string[]): Check {
  * @throws UsageError `usage` for a value that fails its check and for a name that has none.
  */
 export function checkOptions(options: unknown, checks: Readonly<Record<string, Check>>, what: string): void {
-  if (plainObject(options) !== undefined) throw new UsageError(`the options of ${what} must be an object, found ${show(options)}`);
+  if (plainObject(options) !== undefined)
+    throw new UsageError(`the options of ${what} must be an object, found ${show(options)}`);
   for (const [name, value] of Object.entries(options as object)) {
     const check = Object.hasOwn(checks, name) ? checks[name] : undefined;
     if (check === undefined) {
-      throw new UsageError(`${what} has no option ${JSON.stringify(name)}; it has ${Object.keys(checks).join(', ')}`, { data: { option: name } });
+      throw new UsageError(`${what} has no option ${JSON.stringify(name)}; it has ${Object.keys(checks).join(', ')}`, {
+        data: { option: name },
+      });
     }
     const expected = value === undefined ? undefined : check(value);
     if (expected !== undefined) {

@@ -18,18 +18,30 @@ test('sources reach the worker, into shared memory and into its own', async () =
   // More than a piece, so that the parts must be put together.
   const bytes = Uint8Array.from({ length: 20 * 2 ** 20 + 7 }, (_, i) => (i * 31) ^ (i >> 11));
   const seen: number[] = [];
-  const model = await fakeModel({ sources: [memorySource(bytes), memorySource(bytes.subarray(5, 9))], onProgress: ({ bytesDone }) => seen.push(bytesDone) });
+  const model = await fakeModel({
+    sources: [memorySource(bytes), memorySource(bytes.subarray(5, 9))],
+    onProgress: ({ bytesDone }) => seen.push(bytesDone),
+  });
   assert.deepEqual(seen, [bytes.length, 4]);
   await model.dispose();
 });
 
 test('a source that cannot be read is that error here', async () => {
-  const broken = { ...memorySource(new Uint8Array(10)), readInto: () => Promise.reject(new SourceError('the disk is gone')) };
-  await assert.rejects(fakeModel({ sources: [broken] }), (error) => error instanceof SourceError && /disk is gone/.test(error.message));
+  const broken = {
+    ...memorySource(new Uint8Array(10)),
+    readInto: () => Promise.reject(new SourceError('the disk is gone')),
+  };
+  await assert.rejects(
+    fakeModel({ sources: [broken] }),
+    (error) => error instanceof SourceError && /disk is gone/.test(error.message),
+  );
 });
 
 test('what the backend refuses is refused here, with its reasons', async () => {
-  await assert.rejects(fakeModel({ architecture: 'refused' }), (error) => error instanceof Refusal && error.reasons[0]?.row === 'row');
+  await assert.rejects(
+    fakeModel({ architecture: 'refused' }),
+    (error) => error instanceof Refusal && error.reasons[0]?.row === 'row',
+  );
 });
 
 test('a worker that dies while it prepares is an error', async () => {
@@ -42,7 +54,10 @@ test('an exception of onProgress ends the load with it', async () => {
     throw new Error('not drawn');
   };
   // The worker may be ready before the exception is seen; then the load has succeeded, which is as well.
-  await fakeModel({ sources, onProgress }).then((model) => model.dispose(), (error) => assert.match(error.message, /not drawn/));
+  await fakeModel({ sources, onProgress }).then(
+    (model) => model.dispose(),
+    (error) => assert.match(error.message, /not drawn/),
+  );
 });
 
 test('a signal ends a load with its reason', async () => {
@@ -54,11 +69,20 @@ test('a signal ends a load with its reason', async () => {
 });
 
 test('a worker that dies in the middle ends every answer with an error, and what is asked after it', async () => {
-  for (const [fault, message] of [[121, /ended by itself with code 3/], [122, /thrown in the void/]] as const) {
+  for (const [fault, message] of [
+    [121, /ended by itself with code 3/],
+    [122, /thrown in the void/],
+  ] as const) {
     const model = await fakeModel();
-    const other = run(model.session(), Array.from({ length: 100 }, () => 123));
+    const other = run(
+      model.session(),
+      Array.from({ length: 100 }, () => 123),
+    );
     const failed = assert.rejects(other, (error) => error instanceof InternalError && message.test(error.message));
-    await assert.rejects(run(model.session(), [97, fault]), (error) => error instanceof InternalError && message.test(error.message));
+    await assert.rejects(
+      run(model.session(), [97, fault]),
+      (error) => error instanceof InternalError && message.test(error.message),
+    );
     await failed;
     await assert.rejects(run(model.session(), [97]), InternalError);
     await assert.rejects(model.logits([97]), InternalError);
@@ -70,7 +94,12 @@ test('dispose does not wait for a run that does not end', async () => {
   let worker: PlatformWorker | undefined;
   const model = await fakeModel({ onWorker: (made) => (worker = made) });
   assert.ok(worker);
-  const answer = assert.rejects(run(model.session(), Array.from({ length: 400 }, () => 123)));
+  const answer = assert.rejects(
+    run(
+      model.session(),
+      Array.from({ length: 400 }, () => 123),
+    ),
+  );
   await model.dispose();
   await answer;
 });
@@ -83,6 +112,9 @@ test('a model that nobody uses does not keep the process alive', () => {
     for await (const part of model.session().generate({ tokens: [97] }, { ...SAFE, temperature: 0, maxTokens: 10 })) text += part.text;
     console.log(text.length);
   `;
-  const { status, stdout, stderr, signal } = spawnSync(process.execPath, ['--input-type=module', '-e', program], { timeout: 20_000, encoding: 'utf8' });
+  const { status, stdout, stderr, signal } = spawnSync(process.execPath, ['--input-type=module', '-e', program], {
+    timeout: 20_000,
+    encoding: 'utf8',
+  });
   assert.deepEqual({ status, stdout, signal }, { status: 0, stdout: '20\n', signal: null }, stderr);
 });

@@ -12,7 +12,15 @@ import type { Plan } from '../plan/plan.ts';
 import type { Platform, PlatformWorker } from '../platform/platform.ts';
 import { answerRead } from './port-source.ts';
 import {
-  type Command, type EngineBoot, type EngineEvent, FLAG_COMMANDS, FLAG_RECEIVED, FLAGS, type GenerateCommand, type PrepareCommand, type ReadRequest,
+  type Command,
+  type EngineBoot,
+  type EngineEvent,
+  FLAG_COMMANDS,
+  FLAG_RECEIVED,
+  FLAGS,
+  type GenerateCommand,
+  type PrepareCommand,
+  type ReadRequest,
 } from './protocol.ts';
 import { RequestStream } from './request-stream.ts';
 
@@ -26,8 +34,12 @@ export interface BootedEngine {
 }
 
 /** Starts a worker for a model to come; terminate it if none does. */
-export function bootEngine(platform: Pick<Platform, 'spawnWorker'>, device: Pick<EngineBoot, 'device' | 'threads'>): BootedEngine {
-  const flags = typeof SharedArrayBuffer === 'undefined' ? undefined : new SharedArrayBuffer(FLAGS * Int32Array.BYTES_PER_ELEMENT);
+export function bootEngine(
+  platform: Pick<Platform, 'spawnWorker'>,
+  device: Pick<EngineBoot, 'device' | 'threads'>,
+): BootedEngine {
+  const flags =
+    typeof SharedArrayBuffer === 'undefined' ? undefined : new SharedArrayBuffer(FLAGS * Int32Array.BYTES_PER_ELEMENT);
   return { worker: platform.spawnWorker('engine-worker', { ...device, flags } satisfies EngineBoot), flags };
 }
 
@@ -92,7 +104,12 @@ export class EngineClient {
     this.#worker.onError((error) => this.#break(error));
     this.#worker.unref();
     this.#worker.postMessage({
-      type: 'prepare', plan, spec, graph, weights: [...weights.values()], sources: sources.map(({ name, size }) => ({ name, size })),
+      type: 'prepare',
+      plan,
+      spec,
+      graph,
+      weights: [...weights.values()],
+      sources: sources.map(({ name, size }) => ({ name, size })),
     } satisfies PrepareCommand);
   }
 
@@ -217,7 +234,9 @@ export class EngineClient {
   /** The worker is of no more use. */
   #break(error: unknown): void {
     const why =
-      error instanceof ConclaveError ? error : new InternalError(`the engine's worker failed: ${recordError(error).message}`, { cause: error });
+      error instanceof ConclaveError
+        ? error
+        : new InternalError(`the engine's worker failed: ${recordError(error).message}`, { cause: error });
     this.#fail(why);
     this.#ended.resolve();
     void this.#worker.terminate();

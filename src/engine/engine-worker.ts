@@ -9,7 +9,8 @@ const port = await workerPort();
 const { device, threads } = port.data as EngineBoot;
 // Before anything is loaded here: the pool's workers take as long to start as this one.
 const place = await platform();
-const workers = device === 'cpu' ? Array.from({ length: threads - 1 }, () => place.spawnWorker('cpu-worker', undefined)) : [];
+const workers =
+  device === 'cpu' ? Array.from({ length: threads - 1 }, () => place.spawnWorker('cpu-worker', undefined)) : [];
 
 /** Only the code of the device that is used is loaded. */
 async function backendFor(): Promise<Backend> {

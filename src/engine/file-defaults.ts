@@ -45,7 +45,9 @@ export function readFileSampling(metadata: ReadonlyMap<string, MetadataValue>, w
     const expected = typeof value === 'number' ? key.check(value) : 'a number';
     if (expected !== undefined || typeof value !== 'number') {
       const found = type === 'array' ? 'an array' : `${JSON.stringify(String(value))} (${type})`;
-      throw new CorruptFileError(`${where}: key ${name}: found ${found}, expected ${expected}`, { data: { key: name } });
+      throw new CorruptFileError(`${where}: key ${name}: found ${found}, expected ${expected}`, {
+        data: { key: name },
+      });
     }
     defaults[key.option] = key.read === undefined ? value : key.read(value);
   }

@@ -34,7 +34,10 @@ test('a reservation that does not fit takes nothing and says what there is', () 
   const second = new Timeline(pool, 3 * PAGE_ROWS);
   first.reserve(PAGE_ROWS + 1);
   first.advance(PAGE_ROWS + 1, 'prompt');
-  assert.throws(() => second.reserve(PAGE_ROWS + 1), (error) => error instanceof OutOfMemoryError && /3 pages/.test(error.message) && /1 are free/.test(error.message));
+  assert.throws(
+    () => second.reserve(PAGE_ROWS + 1),
+    (error) => error instanceof OutOfMemoryError && /3 pages/.test(error.message) && /1 are free/.test(error.message),
+  );
   assert.equal(pool.free, 1);
   second.reserve(PAGE_ROWS);
   first.rewind(0);

@@ -71,7 +71,9 @@ export class Timeline {
   reserve(rows: number): void {
     const needed = Math.ceil((this.#length + rows) / PAGE_ROWS);
     if (needed > this.#pages.length) {
-      throw new InternalError(`a timeline of ${this.#pages.length} pages was asked to hold ${this.#length + rows} positions`);
+      throw new InternalError(
+        `a timeline of ${this.#pages.length} pages was asked to hold ${this.#length + rows} positions`,
+      );
     }
     const more = needed - this.#pageCount;
     if (more <= 0) return;

@@ -44,7 +44,7 @@ export async function load(source: SourceInput, options: LoadOptions = {}): Prom
   let file: ModelFile | undefined;
   try {
     const opened = await open(place, source, planOptions, () => {
-      // What is left to read and plan takes about as long as starting workers.
+      // Reading the file's head and planning takes about as long as starting workers.
       booted = bootEngine(place, { device: options.device ?? 'cpu', threads: options.threads ?? place.threads() });
       booted.worker.unref();
     });
@@ -52,10 +52,25 @@ export async function load(source: SourceInput, options: LoadOptions = {}): Prom
     file = opened.file;
     signal?.throwIfAborted();
     const engine = await EngineClient.start({
-      booted: booted as BootedEngine, plan, spec: model.spec, graph, weights: model.weights, sources: file.sources, onProgress, signal,
+      booted: booted as BootedEngine,
+      plan,
+      spec: model.spec,
+      graph,
+      weights: model.weights,
+      sources: file.sources,
+      onProgress,
+      signal,
     });
     const templates = chatTemplates(place, tokenizer, file.name);
-    return new LoadedModel({ file, engine, tokenizer, templates, sampling: sampling.defaults, info, plan: printable(plan) });
+    return new LoadedModel({
+      file,
+      engine,
+      tokenizer,
+      templates,
+      sampling: sampling.defaults,
+      info,
+      plan: printable(plan),
+    });
   } catch (error) {
     await booted?.worker.terminate();
     await file?.close();
@@ -68,7 +83,8 @@ export async function load(source: SourceInput, options: LoadOptions = {}): Prom
  * @throws as {@link load}
  */
 export async function planModel(
-  source: SourceInput, options: PlanOptions = {},
+  source: SourceInput,
+  options: PlanOptions = {},
 ): Promise<{ readonly plan: PrintablePlan; readonly info: ModelInfo }> {
   checkLoadOptions(options);
   const { file, plan, info } = await open(await platform(), source, options);
@@ -76,9 +92,15 @@ export async function planModel(
   return { plan: printable(plan), info };
 }
 
-/** @param onSound called once the file's head has been found sound */
-async function open(place: Platform, source: SourceInput, options: PlanOptions, onSound?: () => void): Promise<Opened> {
+/** @param onOpened called once there is a file to read */
+async function open(
+  place: Platform,
+  source: SourceInput,
+  options: PlanOptions,
+  onOpened?: () => void,
+): Promise<Opened> {
   const modelSource = await place.openSource(source);
+  onOpened?.();
   let file: ModelFile;
   try {
     file = await openModelFile(modelSource);
@@ -89,7 +111,6 @@ async function open(place: Platform, source: SourceInput, options: PlanOptions, 
   try {
     const { metadata, name } = file;
     const model = readModel(file, { ignoreKeys: options.ignoreKeys });
-    onSound?.();
     const tokenizer = readTokenizer(metadata, name);
     const sampling = readFileSampling(metadata, name);
     const graph = buildGraph(model.spec);

@@ -5,12 +5,20 @@
 
 import type { Backend, Executable } from '../backend/backend.ts';
 import { recordError } from '../errors.ts';
-import type { WorkerPort } from '../platform/platform.ts';
 import type { Plan } from '../plan/plan.ts';
+import type { WorkerPort } from '../platform/platform.ts';
 import { PagePool, Timeline } from './kv-cache.ts';
 import { PortSources } from './port-source.ts';
 import {
-  type Command, type EngineBoot, type EngineEvent, FLAG_COMMANDS, FLAG_RECEIVED, type GenerateCommand, type Outcome, type PrepareCommand, type ReadReply,
+  type Command,
+  type EngineBoot,
+  type EngineEvent,
+  FLAG_COMMANDS,
+  FLAG_RECEIVED,
+  type GenerateCommand,
+  type Outcome,
+  type PrepareCommand,
+  type ReadReply,
   type Timing,
 } from './protocol.ts';
 import { Sampler, SamplerWorkspace } from './sampler.ts';
@@ -59,7 +67,9 @@ export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promi
   }
 }
 
-function throttle(post: (event: EngineEvent) => void): (progress: { readonly bytesDone: number; readonly bytesTotal: number }) => void {
+function throttle(
+  post: (event: EngineEvent) => void,
+): (progress: { readonly bytesDone: number; readonly bytesTotal: number }) => void {
   let next = 0;
   return ({ bytesDone, bytesTotal }) => {
     if (bytesDone < next && bytesDone < bytesTotal) return;
@@ -151,8 +161,21 @@ class EngineLoop {
         if (waiting === undefined) this.#outbox.set(request, [token]);
         else waiting.push(token);
       },
-      onFinish: (request, reason) => this.#end(request, { type: 'finish', request: request.id, reason, ...timing(request), ...outcome(request.timeline) }),
-      onError: (request, error) => this.#end(request, { type: 'failed', request: request.id, error: recordError(error), ...outcome(request.timeline) }),
+      onFinish: (request, reason) =>
+        this.#end(request, {
+          type: 'finish',
+          request: request.id,
+          reason,
+          ...timing(request),
+          ...outcome(request.timeline),
+        }),
+      onError: (request, error) =>
+        this.#end(request, {
+          type: 'failed',
+          request: request.id,
+          error: recordError(error),
+          ...outcome(request.timeline),
+        }),
     });
   }
 
@@ -180,7 +203,13 @@ class EngineLoop {
         request.timeline.rewind(command.keep);
         this.#outbox.delete(request);
         const { id } = request;
-        this.#post({ type: 'finish', request: id, reason: 'cancelled', ...timing(request), ...outcome(request.timeline) });
+        this.#post({
+          type: 'finish',
+          request: id,
+          reason: 'cancelled',
+          ...timing(request),
+          ...outcome(request.timeline),
+        });
         break;
       }
       case 'close':
@@ -204,7 +233,9 @@ class EngineLoop {
     sampler.observePrompt(prompt);
     const rows = prompt.subarray(timeline.length);
     try {
-      this.#scheduler.add(new Request({ id, timeline, prompt: rows, sampler, maxTokens, endTokens: new Set(endTokens) }));
+      this.#scheduler.add(
+        new Request({ id, timeline, prompt: rows, sampler, maxTokens, endTokens: new Set(endTokens) }),
+      );
     } catch (error) {
       this.#post({ type: 'failed', request: id, error: recordError(error), ...outcome(timeline) });
     }
@@ -251,7 +282,11 @@ class EngineLoop {
   }
 
   #postTokens(): void {
-    const batches = Array.from(this.#outbox, ([request, tokens]) => ({ request: request.id, tokens, ...timing(request) }));
+    const batches = Array.from(this.#outbox, ([request, tokens]) => ({
+      request: request.id,
+      tokens,
+      ...timing(request),
+    }));
     this.#outbox.clear();
     this.#lastPostAt = performance.now();
     this.#tokenMessages++;

@@ -80,12 +80,16 @@ export class LoadedModel implements Model {
     const { vocabulary, context } = this.info;
     checkTokens(tokens, vocabulary);
     if (tokens.length > context) {
-      throw new UsageError(`logits of ${tokens.length} tokens were asked for, but the context holds ${context}; load the model with a larger context`);
+      throw new UsageError(
+        `logits of ${tokens.length} tokens were asked for, but the context holds ${context}; load the model with a larger context`,
+      );
     }
     const bytes = tokens.length * vocabulary * Float32Array.BYTES_PER_ELEMENT;
     if (bytes > MAX_LOGITS_BYTES) {
       const most = Math.floor(MAX_LOGITS_BYTES / (vocabulary * Float32Array.BYTES_PER_ELEMENT));
-      throw new UsageError(`logits of ${tokens.length} tokens take ${bytes} bytes, the most is ${MAX_LOGITS_BYTES}; ask for at most ${most} tokens at a time`);
+      throw new UsageError(
+        `logits of ${tokens.length} tokens take ${bytes} bytes, the most is ${MAX_LOGITS_BYTES}; ask for at most ${most} tokens at a time`,
+      );
     }
     return this.#parts.engine.logits(Int32Array.from(tokens));
   }
@@ -113,7 +117,10 @@ export class LoadedModel implements Model {
     if (this.#disposing !== undefined) throw new DisposedError('the model');
   }
 
-  async #promptTokens(prompt: Prompt, kwargs: Readonly<Record<string, unknown>> | undefined): Promise<readonly number[]> {
+  async #promptTokens(
+    prompt: Prompt,
+    kwargs: Readonly<Record<string, unknown>> | undefined,
+  ): Promise<readonly number[]> {
     const { tokenizer, templates } = this.#parts;
     if ('tokens' in prompt) return [...prompt.tokens];
     if ('text' in prompt) return tokenizer.encode(prompt.text, { special: true, addBos: tokenizer.addBos });

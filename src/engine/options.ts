@@ -2,7 +2,19 @@
 
 import { UsageError } from '../errors.ts';
 import {
-  abortSignal, type Check, callback, checkOptions, finite, flag, numberFrom, oneOf, plainObject, positive, show, texts, wholeFrom,
+  abortSignal,
+  type Check,
+  callback,
+  checkOptions,
+  finite,
+  flag,
+  numberFrom,
+  oneOf,
+  plainObject,
+  positive,
+  show,
+  texts,
+  wholeFrom,
 } from './check.ts';
 import { randomSeed } from './random.ts';
 import type { SamplerSettings } from './sampler.ts';
@@ -59,7 +71,9 @@ function stopStrings(value: unknown): string | undefined {
   const right =
     Array.isArray(value) &&
     value.length <= MAX_STOPS &&
-    value.every((stop) => typeof stop === 'string' && stop.length > 0 && stop.length <= MAX_STOP_LENGTH && stop.isWellFormed());
+    value.every(
+      (stop) => typeof stop === 'string' && stop.length > 0 && stop.length <= MAX_STOP_LENGTH && stop.isWellFormed(),
+    );
   return right ? undefined : `an array of at most ${MAX_STOPS} texts of 1 to ${MAX_STOP_LENGTH} characters`;
 }
 
@@ -68,7 +82,12 @@ function stopStrings(value: unknown): string | undefined {
  * @throws UsageError `usage` for a logit bias that names no token
  */
 export function samplerSettings(
-  options: SamplingOptions, { file, vocabulary, context }: { readonly file: SamplingOptions; readonly vocabulary: number; readonly context: number },
+  options: SamplingOptions,
+  {
+    file,
+    vocabulary,
+    context,
+  }: { readonly file: SamplingOptions; readonly vocabulary: number; readonly context: number },
 ): SamplerSettings {
   const window = options.penaltyWindow ?? file.penaltyWindow ?? 64;
   return {
@@ -90,10 +109,15 @@ function biases(bias: Readonly<Record<number, number>>, vocabulary: number): (re
   return Object.entries(bias).map(([key, value]) => {
     const id = Number(key);
     if (!/^\d+$/.test(key) || id >= vocabulary) {
-      throw new UsageError(`logitBias: found token ${show(key)}, expected a token's id, 0 to ${vocabulary - 1}`, { data: { option: 'logitBias' } });
+      throw new UsageError(`logitBias: found token ${show(key)}, expected a token's id, 0 to ${vocabulary - 1}`, {
+        data: { option: 'logitBias' },
+      });
     }
     if (typeof value !== 'number' || !(value < Infinity)) {
-      throw new UsageError(`logitBias: found ${show(value)} for token ${id}, expected a number, or -Infinity to ban it`, { data: { option: 'logitBias' } });
+      throw new UsageError(
+        `logitBias: found ${show(value)} for token ${id}, expected a number, or -Infinity to ban it`,
+        { data: { option: 'logitBias' } },
+      );
     }
     return [id, value] as const;
   });
@@ -121,7 +145,10 @@ export function checkMessages(messages: readonly unknown[]): void {
 }
 
 function checkMessage(message: unknown, index: number): void {
-  const { role, content } = (typeof message === 'object' && message !== null ? message : {}) as { role?: unknown; content?: unknown };
+  const { role, content } = (typeof message === 'object' && message !== null ? message : {}) as {
+    role?: unknown;
+    content?: unknown;
+  };
   if (typeof role === 'string' && typeof content === 'string') return;
   throw new UsageError(
     `message ${index} of the prompt: found role ${show(role)} and content ${show(content)}, expected two texts, as { role: 'user', content: 'Hello' }`,
@@ -130,12 +157,15 @@ function checkMessage(message: unknown, index: number): void {
 
 /** @throws UsageError `usage` for no tokens, and for an id outside the vocabulary */
 export function checkTokens(tokens: ArrayLike<number>, vocabulary: number): void {
-  if (!Array.isArray(tokens) && !ArrayBuffer.isView(tokens)) throw new UsageError(`tokens: found ${show(tokens)}, expected an array of token ids`);
+  if (!Array.isArray(tokens) && !ArrayBuffer.isView(tokens))
+    throw new UsageError(`tokens: found ${show(tokens)}, expected an array of token ids`);
   if (tokens.length === 0) throw new UsageError('the prompt is empty: give at least one token');
   for (let index = 0; index < tokens.length; index++) {
     const id = tokens[index];
     if (!Number.isInteger(id) || id! < 0 || id! >= vocabulary) {
-      throw new UsageError(`token ${index} of the prompt: found ${show(id)}, expected an id from 0 to ${vocabulary - 1}`);
+      throw new UsageError(
+        `token ${index} of the prompt: found ${show(id)}, expected an id from 0 to ${vocabulary - 1}`,
+      );
     }
   }
 }

@@ -33,7 +33,12 @@ export class PortSources {
       readInto: async (offset, target) => {
         const length = target.byteLength;
         if (isShared(target)) {
-          await this.#ask({ source: index, offset, length, target: { buffer: target.buffer, byteOffset: target.byteOffset } });
+          await this.#ask({
+            source: index,
+            offset,
+            length,
+            target: { buffer: target.buffer, byteOffset: target.byteOffset },
+          });
           return;
         }
         let start = 0;
@@ -76,7 +81,8 @@ function isShared(target: Uint8Array): target is Uint8Array<SharedArrayBuffer> {
 export async function answerRead(sources: readonly ByteSource[], request: ReadRequest): Promise<ReadReply> {
   const { read, source, offset, length, target } = request;
   try {
-    const bytes = target === undefined ? new Uint8Array(length) : new Uint8Array(target.buffer, target.byteOffset, length);
+    const bytes =
+      target === undefined ? new Uint8Array(length) : new Uint8Array(target.buffer, target.byteOffset, length);
     await sources[source]!.readInto(offset, bytes);
     return target === undefined ? { type: 'read-done', read, bytes } : { type: 'read-done', read };
   } catch (error) {

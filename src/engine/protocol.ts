@@ -103,7 +103,8 @@ export type EngineEvent =
   | { readonly type: 'broken'; readonly error: ErrorRecord }
   | ReadRequest
   | { readonly type: 'tokens'; readonly batches: readonly TokenBatch[] }
-  | ({ readonly type: 'finish'; readonly request: number; readonly reason: FinishReason | 'cancelled' } & Outcome & Timing)
+  | ({ readonly type: 'finish'; readonly request: number; readonly reason: FinishReason | 'cancelled' } & Outcome &
+      Timing)
   | ({ readonly type: 'failed'; readonly request: number; readonly error: ErrorRecord } & Outcome)
   | { readonly type: 'logits'; readonly request: number; readonly logits: Float32Array }
   | { readonly type: 'disposed' };

@@ -5,8 +5,16 @@ import { Sampler, type SamplerSettings } from './sampler.ts';
 import { argmax, Candidates } from './top-k.ts';
 
 const off: SamplerSettings = {
-  temperature: 1, topK: 0, topP: 1, minP: 0, repeatPenalty: 1, presencePenalty: 0, frequencyPenalty: 0, penaltyWindow: 64,
-  logitBias: [], seed: 1,
+  temperature: 1,
+  topK: 0,
+  topP: 1,
+  minP: 0,
+  repeatPenalty: 1,
+  presencePenalty: 0,
+  frequencyPenalty: 0,
+  penaltyWindow: 64,
+  logitBias: [],
+  seed: 1,
 };
 
 const logitsOf = (probabilities: readonly number[]) => Float32Array.from(probabilities, Math.log);
@@ -48,7 +56,10 @@ suite('the distribution', () => {
       const expected = normalised(eight.map((p) => p ** (1 / temperature)));
       assertDistributed(histogram({ temperature }, logitsOf(eight), 20_000), expected);
       // The same through the path of the filters.
-      assertDistributed(histogram({ temperature, topK: 7 }, logitsOf([...eight, 1e-9]), 20_000).slice(0, 8), normalised(eight.map((p) => (p === 0.02 ? 0 : p ** (1 / temperature)))));
+      assertDistributed(
+        histogram({ temperature, topK: 7 }, logitsOf([...eight, 1e-9]), 20_000).slice(0, 8),
+        normalised(eight.map((p) => (p === 0.02 ? 0 : p ** (1 / temperature)))),
+      );
     }
   });
 
@@ -108,7 +119,14 @@ suite('filters', () => {
 
   test('the candidates are those of a full sort', () => {
     const candidates = new Candidates();
-    for (const [length, k] of [[1, 1], [5, 5], [7, 64], [500, 40], [500, 499], [3000, 1]] as const) {
+    for (const [length, k] of [
+      [1, 1],
+      [5, 5],
+      [7, 64],
+      [500, 40],
+      [500, 499],
+      [3000, 1],
+    ] as const) {
       const logits = Float32Array.from({ length }, (_, id) => (Math.imul(id + length, 2654435761) >>> 0) % 50);
       candidates.take(logits, k);
       const order = [...logits.keys()].sort((a, b) => logits[b]! - logits[a]! || a - b).slice(0, k);
@@ -170,9 +188,23 @@ suite('penalties and bias', () => {
   });
 
   test('a bias of -100 or -Infinity bans, and adds to the odds otherwise', () => {
-    assert.deepEqual(support({ logitBias: [[0, -100], [2, -Infinity]] }, logitsOf([0.5, 0.2, 0.3])), [1]);
+    assert.deepEqual(
+      support(
+        {
+          logitBias: [
+            [0, -100],
+            [2, -Infinity],
+          ],
+        },
+        logitsOf([0.5, 0.2, 0.3]),
+      ),
+      [1],
+    );
     assert.deepEqual(support({ logitBias: [[0, -Infinity]], topK: 2 }, logitsOf([0.5, 0.2, 0.3])), [1, 2]);
-    assertDistributed(histogram({ logitBias: [[0, Math.log(2)]] }, logitsOf([0.2, 0.6, 0.2]), 20_000), normalised([0.4, 0.6, 0.2]));
+    assertDistributed(
+      histogram({ logitBias: [[0, Math.log(2)]] }, logitsOf([0.2, 0.6, 0.2]), 20_000),
+      normalised([0.4, 0.6, 0.2]),
+    );
   });
 
   test('the logits themselves stay as they are', () => {
@@ -183,17 +215,34 @@ suite('penalties and bias', () => {
     assert.deepEqual([...logits], [1, 2, 3]);
   });
 
-  test('banning every token is the caller\'s fault', () => {
+  test("banning every token is the caller's fault", () => {
     for (const settings of [{ temperature: 0 }, {}, { topK: 1 }, { minP: 0.1 }]) {
-      const sampler = new Sampler({ ...off, ...settings, logitBias: [[0, -Infinity], [1, -Infinity]] });
-      assert.throws(() => sampler.sample(Float32Array.of(1, 2), 0), (error) => error instanceof UsageError && /logitBias/.test(error.message));
+      const sampler = new Sampler({
+        ...off,
+        ...settings,
+        logitBias: [
+          [0, -Infinity],
+          [1, -Infinity],
+        ],
+      });
+      assert.throws(
+        () => sampler.sample(Float32Array.of(1, 2), 0),
+        (error) => error instanceof UsageError && /logitBias/.test(error.message),
+      );
     }
   });
 });
 
 test('what is not finite is an error in every way of sampling, never a token', () => {
   for (const settings of [{ temperature: 0 }, {}, { topK: 2 }, { topP: 0.5 }, { minP: 0.1 }, { repeatPenalty: 1.1 }]) {
-    for (const logits of [[NaN, 1, 2, 3], [1, 2, 3, NaN], [9, 8, NaN, 7], [1, Infinity, 2, 3], [NaN, NaN, NaN, NaN], [-Infinity, -Infinity, -Infinity, -Infinity]]) {
+    for (const logits of [
+      [NaN, 1, 2, 3],
+      [1, 2, 3, NaN],
+      [9, 8, NaN, 7],
+      [1, Infinity, 2, 3],
+      [NaN, NaN, NaN, NaN],
+      [-Infinity, -Infinity, -Infinity, -Infinity],
+    ]) {
       const sampler = new Sampler({ ...off, ...settings });
       sampler.observe(0);
       assert.throws(() => sampler.sample(Float32Array.from(logits), 0), NonFiniteError);

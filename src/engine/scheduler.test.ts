@@ -9,8 +9,16 @@ import { Request, Scheduler } from './scheduler.ts';
 
 const VOCABULARY = 61;
 const sampling: SamplerSettings = {
-  temperature: 1, topK: 20, topP: 0.95, minP: 0, repeatPenalty: 1.1, presencePenalty: 0.1, frequencyPenalty: 0.1, penaltyWindow: 64,
-  logitBias: [], seed: 3,
+  temperature: 1,
+  topK: 20,
+  topP: 0.95,
+  minP: 0,
+  repeatPenalty: 1.1,
+  presencePenalty: 0.1,
+  frequencyPenalty: 0.1,
+  penaltyWindow: 64,
+  logitBias: [],
+  seed: 3,
 };
 
 class Bench {
@@ -40,12 +48,21 @@ class Bench {
     });
   }
 
-  add(id: number, prompt: readonly number[], more: { readonly maxTokens?: number; readonly end?: readonly number[]; readonly timeline?: Timeline } = {}): Request {
+  add(
+    id: number,
+    prompt: readonly number[],
+    more: { readonly maxTokens?: number; readonly end?: readonly number[]; readonly timeline?: Timeline } = {},
+  ): Request {
     const timeline = more.timeline ?? new Timeline(this.pool, this.#context);
     const sampler = new Sampler({ ...sampling, seed: id });
     sampler.observePrompt(prompt);
     const request = new Request({
-      id, timeline, prompt: Int32Array.from(prompt), sampler, maxTokens: more.maxTokens ?? 40, endTokens: new Set(more.end ?? []),
+      id,
+      timeline,
+      prompt: Int32Array.from(prompt),
+      sampler,
+      maxTokens: more.maxTokens ?? 40,
+      endTokens: new Set(more.end ?? []),
     });
     this.scheduler.add(request);
     return request;
@@ -93,8 +110,20 @@ suite('runs', () => {
     const bench = new Bench({ promptRows: 32 });
     bench.add(0, promptOf(0, 65), { maxTokens: 3 });
     await bench.drain();
-    assert.deepEqual(bench.executable.runs.map(({ mode, tokens }) => [mode, tokens.length]), [['prompt', 32], ['prompt', 32], ['prompt', 1], ['step', 1], ['step', 1]]);
-    assert.deepEqual(bench.executable.runs.flatMap(({ positions }) => positions), Array.from({ length: 67 }, (_, i) => i));
+    assert.deepEqual(
+      bench.executable.runs.map(({ mode, tokens }) => [mode, tokens.length]),
+      [
+        ['prompt', 32],
+        ['prompt', 32],
+        ['prompt', 1],
+        ['step', 1],
+        ['step', 1],
+      ],
+    );
+    assert.deepEqual(
+      bench.executable.runs.flatMap(({ positions }) => positions),
+      Array.from({ length: 67 }, (_, i) => i),
+    );
   });
 
   test('chunks of a long prompt and steps of the others take turns', async () => {
@@ -167,7 +196,8 @@ suite('faults', () => {
     const poisoned = reference[7]!;
     const bench = new Bench({
       onRun: ({ tokens, positions, mode }) => {
-        if (mode === 'step' && tokens.some((token, row) => token === poisoned && positions[row] === 17)) throw new NonFiniteError('layer 3: NaN');
+        if (mode === 'step' && tokens.some((token, row) => token === poisoned && positions[row] === 17))
+          throw new NonFiniteError('layer 3: NaN');
       },
     });
     for (let id = 0; id < 4; id++) bench.add(id, promptOf(id, id === 1 ? 10 : 10 + 20 * (id + 1)));
@@ -176,7 +206,8 @@ suite('faults', () => {
     assert.ok(error instanceof NonFiniteError);
     assert.match(error.message, /step 8, position 17: layer 3/);
     assert.deepEqual(bench.tokens.get(1), reference.slice(0, 8));
-    for (const id of [0, 2, 3]) assert.deepEqual(bench.tokens.get(id), await alone(id, promptOf(id, 10 + 20 * (id + 1))));
+    for (const id of [0, 2, 3])
+      assert.deepEqual(bench.tokens.get(id), await alone(id, promptOf(id, 10 + 20 * (id + 1))));
   });
 
   test('a fault in a prompt fails that request alone', async () => {

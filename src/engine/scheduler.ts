@@ -224,7 +224,10 @@ export class Scheduler {
     try {
       token = request.sampler.sample(logits, request.generated);
     } catch (error) {
-      this.#fail(request, locate(error, `step ${request.generated}, the logits of position ${request.timeline.length - 1}`));
+      this.#fail(
+        request,
+        locate(error, `step ${request.generated}, the logits of position ${request.timeline.length - 1}`),
+      );
       return;
     }
     request.sampler.observe(token);

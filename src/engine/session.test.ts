@@ -11,7 +11,9 @@ type Finish = Extract<Part, { type: 'finish' }>;
 /** Greedy, and nothing that ends or breaks. */
 const plain: GenerateOptions = { ...SAFE, temperature: 0, maxTokens: 30 };
 
-async function collect(parts: AsyncIterable<Part>): Promise<{ texts: Extract<Part, { type: 'text' }>[]; finish: Finish }> {
+async function collect(
+  parts: AsyncIterable<Part>,
+): Promise<{ texts: Extract<Part, { type: 'text' }>[]; finish: Finish }> {
   const texts: Extract<Part, { type: 'text' }>[] = [];
   for await (const part of parts) {
     if (part.type === 'finish') return { texts, finish: part };
@@ -20,10 +22,13 @@ async function collect(parts: AsyncIterable<Part>): Promise<{ texts: Extract<Par
   throw new Error('no finish');
 }
 
-const answer = async (session: Session, prompt: Prompt, options: GenerateOptions = plain) => (await collect(session.generate(prompt, options))).finish;
+const answer = async (session: Session, prompt: Prompt, options: GenerateOptions = plain) =>
+  (await collect(session.generate(prompt, options))).finish;
 
 /** A prompt of letters. */
-const letters = (length: number, shift = 0) => ({ tokens: Array.from({ length }, (_, i) => 97 + ((i * 5 + shift) % 23)) });
+const letters = (length: number, shift = 0) => ({
+  tokens: Array.from({ length }, (_, i) => 97 + ((i * 5 + shift) % 23)),
+});
 
 suite('a session', () => {
   let model: LoadedModel;
@@ -44,13 +49,18 @@ suite('a session', () => {
     const session = model.session();
     const { texts, finish } = await collect(session.generate(letters(40), plain));
     assert.equal(texts.map(({ text }) => text).join(''), finish.text);
-    assert.deepEqual(texts.flatMap(({ tokens }) => tokens), finish.tokens);
+    assert.deepEqual(
+      texts.flatMap(({ tokens }) => tokens),
+      finish.tokens,
+    );
     assert.equal(finish.reason, 'length');
     assert.equal(finish.tokens.length, 30);
     assert.equal(finish.text, String.fromCharCode(...finish.tokens));
     const { usage } = finish;
     assert.deepEqual([usage.promptTokens, usage.cachedTokens, usage.completionTokens], [40, 0, 30]);
-    assert.ok(usage.prefillMs > 0 && usage.decodeMs > 0 && usage.prefillTokensPerSecond > 0 && usage.decodeTokensPerSecond > 0);
+    assert.ok(
+      usage.prefillMs > 0 && usage.decodeMs > 0 && usage.prefillTokensPerSecond > 0 && usage.decodeTokensPerSecond > 0,
+    );
     // The last token drawn was never run.
     assert.deepEqual(session.tokens, [...letters(40).tokens, ...finish.tokens.slice(0, -1)]);
     await session.dispose();
@@ -70,7 +80,13 @@ suite('a session', () => {
     const longer = { tokens: [...letters(100).tokens, ...first.tokens, 98, 99] };
     const branch = { tokens: [...letters(70).tokens, 98, 99, 100] };
     const shorter = letters(50);
-    for (const [prompt, cached] of [[longer, 129], [branch, 70], [shorter, 49], [shorter, 49], [letters(30, 3), 0]] as const) {
+    for (const [prompt, cached] of [
+      [longer, 129],
+      [branch, 70],
+      [shorter, 49],
+      [shorter, 49],
+      [letters(30, 3), 0],
+    ] as const) {
       const again = await answer(session, prompt);
       assert.equal(again.usage.cachedTokens, cached);
       assert.deepEqual(again.tokens, (await fresh(prompt)).tokens);
@@ -104,7 +120,10 @@ suite('a session', () => {
       const rows = [...letters(40).tokens, ...finish.tokens];
       assert.ok(session.tokens.length >= rows.length - 1 && session.tokens.length <= rows.length);
       assert.deepEqual(session.tokens, rows.slice(0, session.tokens.length));
-      assert.deepEqual((await answer(session, { tokens: [...rows, 97] })).tokens, (await fresh({ tokens: [...rows, 97] })).tokens);
+      assert.deepEqual(
+        (await answer(session, { tokens: [...rows, 97] })).tokens,
+        (await fresh({ tokens: [...rows, 97] })).tokens,
+      );
       await session.dispose();
     }
   });
@@ -124,8 +143,14 @@ suite('a session', () => {
   });
 
   test('a prompt that fills the context is refused with both numbers', async () => {
-    await assert.rejects(fresh(letters(512)), (error) => error instanceof UsageError && /512 tokens/.test(error.message) && /holds 512/.test(error.message));
-    await assert.rejects(fresh(letters(600)), (error) => error instanceof UsageError && /600/.test(error.message) && /512/.test(error.message));
+    await assert.rejects(
+      fresh(letters(512)),
+      (error) => error instanceof UsageError && /512 tokens/.test(error.message) && /holds 512/.test(error.message),
+    );
+    await assert.rejects(
+      fresh(letters(600)),
+      (error) => error instanceof UsageError && /600/.test(error.message) && /512/.test(error.message),
+    );
   });
 
   test('maxTokens 0 reads the prompt and says length', async () => {
@@ -170,10 +195,17 @@ suite('a session', () => {
 
   test('a signal ends with its reason, before or during, and the session can be used again', async () => {
     const session = model.session();
-    await assert.rejects(answer(session, letters(10), { ...plain, signal: AbortSignal.abort(new Error('before')) }), /before/);
+    await assert.rejects(
+      answer(session, letters(10), { ...plain, signal: AbortSignal.abort(new Error('before')) }),
+      /before/,
+    );
     const controller = new AbortController();
     await assert.rejects(async () => {
-      for await (const part of session.generate(letters(10), { ...plain, maxTokens: undefined, signal: controller.signal })) {
+      for await (const part of session.generate(letters(10), {
+        ...plain,
+        maxTokens: undefined,
+        signal: controller.signal,
+      })) {
         if (part.type === 'text') controller.abort(new Error('enough'));
       }
     }, /enough/);
@@ -184,7 +216,11 @@ suite('a session', () => {
   test('a signal is heard during a prompt of slow chunks', async () => {
     const session = model.session();
     const controller = new AbortController();
-    const running = answer(session, { tokens: Array.from({ length: 400 }, () => 123) }, { ...plain, signal: controller.signal });
+    const running = answer(
+      session,
+      { tokens: Array.from({ length: 400 }, () => 123) },
+      { ...plain, signal: controller.signal },
+    );
     setTimeout(() => controller.abort(new Error('too slow')), 30);
     await assert.rejects(running, /too slow/);
     await answer(session, letters(5));
@@ -197,7 +233,10 @@ suite('a session', () => {
     const session = model.session();
     const first = session.generate(letters(10), plain);
     await first.next();
-    await assert.rejects(session.generate(letters(10), plain).next(), (error) => error instanceof UsageError && /already/.test(error.message));
+    await assert.rejects(
+      session.generate(letters(10), plain).next(),
+      (error) => error instanceof UsageError && /already/.test(error.message),
+    );
     await first.return?.();
     await answer(session, letters(10));
     await session.dispose();
@@ -206,7 +245,10 @@ suite('a session', () => {
   test('a fault names its step, fails that answer alone, and the session goes on', async () => {
     const session = model.session();
     const other = answer(model.session(), letters(30, 1), { ...plain, maxTokens: 200 });
-    await assert.rejects(answer(session, { tokens: [97, 120] }), (error) => error instanceof NonFiniteError && /step 0.*layer 2/.test(error.message));
+    await assert.rejects(
+      answer(session, { tokens: [97, 120] }),
+      (error) => error instanceof NonFiniteError && /step 0.*layer 2/.test(error.message),
+    );
     assert.deepEqual((await answer(session, letters(12))).tokens, (await fresh(letters(12))).tokens);
     assert.deepEqual((await other).tokens, (await fresh(letters(30, 1), { ...plain, maxTokens: 200 })).tokens);
     await session.dispose();
@@ -239,7 +281,11 @@ suite('a session', () => {
       [{ constructor: 3 } as never, /no option "constructor"/],
     ];
     for (const [options, message] of refused) {
-      await assert.rejects(answer(session, letters(3), options), (error) => error instanceof UsageError && message.test(error.message), message.source);
+      await assert.rejects(
+        answer(session, letters(3), options),
+        (error) => error instanceof UsageError && message.test(error.message),
+        message.source,
+      );
     }
     const prompts: readonly [Prompt, RegExp][] = [
       [[], /empty/],
@@ -253,7 +299,11 @@ suite('a session', () => {
       [undefined as never, /the prompt/],
     ];
     for (const [prompt, message] of prompts) {
-      await assert.rejects(answer(session, prompt), (error) => error instanceof UsageError && message.test(error.message), message.source);
+      await assert.rejects(
+        answer(session, prompt),
+        (error) => error instanceof UsageError && message.test(error.message),
+        message.source,
+      );
     }
     await session.dispose();
   });
@@ -264,7 +314,9 @@ suite('a session', () => {
     assert.equal(logits.length, 150 * VOCABULARY);
     for (const length of [1, 64, 65, 150]) {
       const row = logits.slice((length - 1) * VOCABULARY, length * VOCABULARY);
-      const { tokens: [first] } = await fresh({ tokens: tokens.slice(0, length) }, { temperature: 0, maxTokens: 1, ignoreEos: true });
+      const {
+        tokens: [first],
+      } = await fresh({ tokens: tokens.slice(0, length) }, { temperature: 0, maxTokens: 1, ignoreEos: true });
       assert.equal(argmax(row), first);
     }
     await assert.rejects(model.logits([]), UsageError);
@@ -278,7 +330,10 @@ test('sessions share the cache: a full one says so, and a disposed session makes
   const model = await fakeModel({ pages: 8 });
   const [first, second] = [model.session(), model.session()];
   await answer(first, letters(400));
-  await assert.rejects(answer(second, letters(200)), (error) => error instanceof OutOfMemoryError && /dispose a session/.test(error.message));
+  await assert.rejects(
+    answer(second, letters(200)),
+    (error) => error instanceof OutOfMemoryError && /dispose a session/.test(error.message),
+  );
   await first.dispose();
   assert.equal((await answer(second, letters(200))).tokens.length, 30);
   await model.dispose();
@@ -288,7 +343,14 @@ test('what the file says of sampling holds unless an option says else', async ()
   const model = await fakeModel({ sampling: { temperature: 0 } });
   const drawn = await answer(model.session(), letters(20), { ...SAFE, maxTokens: 20 });
   const greedy = await answer(model.session(), letters(20), { ...plain, maxTokens: 20 });
-  const hot = await answer(model.session(), letters(20), { ...SAFE, maxTokens: 20, temperature: 5, minP: 0, topK: 0, topP: 1 });
+  const hot = await answer(model.session(), letters(20), {
+    ...SAFE,
+    maxTokens: 20,
+    temperature: 5,
+    minP: 0,
+    topK: 0,
+    topP: 1,
+  });
   assert.deepEqual(drawn.tokens, greedy.tokens);
   assert.notDeepEqual(hot.tokens, greedy.tokens);
   await model.dispose();
@@ -328,7 +390,8 @@ suite('dispose', () => {
     await assert.rejects(answer(session, letters(3)), DisposedError);
     await assert.rejects(model.logits([1]), DisposedError);
     await assert.rejects(model.applyTemplate([]), DisposedError);
-    for (const use of [() => model.session(), () => model.tokenize('a'), () => model.detokenize([97])]) assert.throws(use, DisposedError);
+    for (const use of [() => model.session(), () => model.tokenize('a'), () => model.detokenize([97])])
+      assert.throws(use, DisposedError);
     await session[Symbol.asyncDispose]();
   });
 });

@@ -106,7 +106,12 @@ export class ModelSession implements Session {
     const keep = this.#reusable(tokens, options.reuse ?? 'all');
     const endTokens = options.ignoreEos === true ? noTokens : tokenizer.endOfGeneration;
     const stream = engine.generate({
-      session: this.#id, prompt: Int32Array.from(tokens), keep, sampler: settings, maxTokens, endTokens: [...endTokens],
+      session: this.#id,
+      prompt: Int32Array.from(tokens),
+      keep,
+      sampler: settings,
+      maxTokens,
+      endTokens: [...endTokens],
     });
     this.#running = stream;
     // From here on the timeline holds no more than this for certain.
@@ -139,7 +144,15 @@ export class ModelSession implements Session {
           if (part !== undefined) yield part;
         }
       }
-      const usage = makeUsage({ promptTokens: tokens.length, cachedTokens: keep, completionTokens: answer.tokens.length, seed: settings.seed }, timing);
+      const usage = makeUsage(
+        {
+          promptTokens: tokens.length,
+          cachedTokens: keep,
+          completionTokens: answer.tokens.length,
+          seed: settings.seed,
+        },
+        timing,
+      );
       yield { type: 'finish', reason, text: answer.text, tokens: [...answer.tokens], usage };
     } finally {
       signal?.removeEventListener('abort', abort);
@@ -173,7 +186,10 @@ export class ModelSession implements Session {
   }
 }
 
-function makeUsage(counts: Pick<Usage, 'promptTokens' | 'cachedTokens' | 'completionTokens' | 'seed'>, { prefillMs, decodeMs }: Timing): Usage {
+function makeUsage(
+  counts: Pick<Usage, 'promptTokens' | 'cachedTokens' | 'completionTokens' | 'seed'>,
+  { prefillMs, decodeMs }: Timing,
+): Usage {
   const perSecond = (tokens: number, elapsedMs: number) => (elapsedMs > 0 ? (tokens * 1000) / elapsedMs : 0);
   return {
     ...counts,

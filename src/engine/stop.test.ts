@@ -12,7 +12,10 @@ function run(stops: readonly string[], pieces: readonly string[]): { emitted: re
 /** By definition: the text ends before the stop string that is complete first, the longest if several are at once. */
 function expected(stops: readonly string[], text: string): { text: string; stopped: boolean } {
   for (let end = 1; end <= text.length; end++) {
-    const longest = Math.max(0, ...stops.filter((stop) => text.slice(0, end).endsWith(stop)).map((stop) => stop.length));
+    const longest = Math.max(
+      0,
+      ...stops.filter((stop) => text.slice(0, end).endsWith(stop)).map((stop) => stop.length),
+    );
     if (longest > 0) return { text: text.slice(0, end - longest), stopped: true };
   }
   return { text, stopped: false };

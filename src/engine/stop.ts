@@ -59,7 +59,8 @@ interface Automaton {
 
 /** Takes one more unit; true when the whole stop string now ends here. */
 function advance(stop: Automaton, unit: number): boolean {
-  while (stop.matched > 0 && stop.text.charCodeAt(stop.matched) !== unit) stop.matched = stop.failure[stop.matched - 1]!;
+  while (stop.matched > 0 && stop.text.charCodeAt(stop.matched) !== unit)
+    stop.matched = stop.failure[stop.matched - 1]!;
   if (stop.text.charCodeAt(stop.matched) === unit) stop.matched++;
   return stop.matched === stop.text.length;
 }

@@ -18,7 +18,11 @@ export interface ChatTemplates {
 }
 
 /** @param where how errors call the file */
-export function chatTemplates(platform: Pick<Platform, 'spawnWorker'>, tokenizer: Tokenizer, where: string): ChatTemplates {
+export function chatTemplates(
+  platform: Pick<Platform, 'spawnWorker'>,
+  tokenizer: Tokenizer,
+  where: string,
+): ChatTemplates {
   const host = templateHost(platform);
   return {
     render: (messages, options) => renderChat({ messages, ...options }, { host, tokenizer, where }),

@@ -78,7 +78,13 @@ export interface Usage {
  */
 export type Part =
   | { readonly type: 'text'; readonly text: string; readonly tokens: readonly number[] }
-  | { readonly type: 'finish'; readonly reason: FinishReason; readonly text: string; readonly tokens: readonly number[]; readonly usage: Usage };
+  | {
+      readonly type: 'finish';
+      readonly reason: FinishReason;
+      readonly text: string;
+      readonly tokens: readonly number[];
+      readonly usage: Usage;
+    };
 
 /** One timeline over a model. One `generate` at a time; several sessions of a model may run at once. */
 export interface Session extends AsyncDisposable {
@@ -111,7 +117,10 @@ export interface Model extends AsyncDisposable {
   tokenize(text: string, options?: { readonly special?: boolean; readonly addBos?: boolean }): number[];
   detokenize(tokens: readonly number[], options?: { readonly special?: boolean }): string;
   /** The chat template's text for messages. @throws TemplateError `template`. */
-  applyTemplate(messages: readonly ChatMessage[], options?: { readonly kwargs?: Readonly<Record<string, unknown>>; readonly addGenerationPrompt?: boolean }): Promise<string>;
+  applyTemplate(
+    messages: readonly ChatMessage[],
+    options?: { readonly kwargs?: Readonly<Record<string, unknown>>; readonly addGenerationPrompt?: boolean },
+  ): Promise<string>;
   session(): Session;
   /** [tokens, vocabulary] logits of a prompt, all at once; for tests and perplexity. */
   logits(tokens: readonly number[]): Promise<Float32Array>;

@@ -14,7 +14,15 @@ export function buildGraph(spec: ModelSpec): Graph {
   });
   const last = spec.layers.length;
   const normed = builder.add(
-    { kind: 'norm', layer: last, input: stream, weight: 'finalNorm', epsilon: spec.finalNorm.epsilon, group: spec.hidden, output: 'normed' },
+    {
+      kind: 'norm',
+      layer: last,
+      input: stream,
+      weight: 'finalNorm',
+      epsilon: spec.finalNorm.epsilon,
+      group: spec.hidden,
+      output: 'normed',
+    },
     spec.hidden,
   );
   hidden[last] = normed;
@@ -27,17 +35,36 @@ export function buildGraph(spec: ModelSpec): Graph {
 
 /** x + W_o·attention(norm(x)). */
 function attentionBlock(
-  builder: GraphBuilder, spec: ModelSpec, attention: AttentionSpec, layer: number, stream: ValueName,
+  builder: GraphBuilder,
+  spec: ModelSpec,
+  attention: AttentionSpec,
+  layer: number,
+  stream: ValueName,
 ): ValueName {
   const at = `layers.${layer}.attention`;
   const { heads, kvHeads, headDim, valueDim, scale, bias } = attention;
   const input = builder.add(
-    { kind: 'norm', layer, input: stream, weight: `${at}.norm`, epsilon: attention.norm.epsilon, group: spec.hidden, output: `${at}.input` },
+    {
+      kind: 'norm',
+      layer,
+      input: stream,
+      weight: `${at}.norm`,
+      epsilon: attention.norm.epsilon,
+      group: spec.hidden,
+      output: `${at}.input`,
+    },
     spec.hidden,
   );
   const project = (name: 'query' | 'key' | 'value', width: number) =>
     builder.add(
-      { kind: 'linear', layer, input, weight: `${at}.${name}`, bias: bias[name] ? `${at}.${name}.bias` : undefined, output: `${at}.${name}` },
+      {
+        kind: 'linear',
+        layer,
+        input,
+        weight: `${at}.${name}`,
+        bias: bias[name] ? `${at}.${name}.bias` : undefined,
+        output: `${at}.${name}`,
+      },
       width,
     );
   let query = project('query', heads * headDim);
@@ -47,7 +74,15 @@ function attentionBlock(
     const { over, epsilon } = attention.qkNorm;
     const norm = (name: 'query' | 'key', source: ValueName, width: number) =>
       builder.add(
-        { kind: 'norm', layer, input: source, weight: `${at}.${name}Norm`, epsilon, group: over === 'head' ? headDim : width, output: `${at}.${name}.normed` },
+        {
+          kind: 'norm',
+          layer,
+          input: source,
+          weight: `${at}.${name}Norm`,
+          epsilon,
+          group: over === 'head' ? headDim : width,
+          output: `${at}.${name}.normed`,
+        },
         width,
       );
     query = norm('query', query, heads * headDim);
@@ -55,15 +90,28 @@ function attentionBlock(
   }
   if (attention.rope !== undefined) {
     const { rope } = attention;
-    query = builder.add({ kind: 'rope', layer, input: query, headDim, rope, output: `${at}.query.rotated` }, heads * headDim);
-    key = builder.add({ kind: 'rope', layer, input: key, headDim, rope, output: `${at}.key.rotated` }, kvHeads * headDim);
+    query = builder.add(
+      { kind: 'rope', layer, input: query, headDim, rope, output: `${at}.query.rotated` },
+      heads * headDim,
+    );
+    key = builder.add(
+      { kind: 'rope', layer, input: key, headDim, rope, output: `${at}.key.rotated` },
+      kvHeads * headDim,
+    );
   }
   const mixed = builder.add(
     { kind: 'attention', layer, query, key, value, heads, kvHeads, headDim, valueDim, scale, output: `${at}.mixed` },
     heads * valueDim,
   );
   const output = builder.add(
-    { kind: 'linear', layer, input: mixed, weight: `${at}.output`, bias: bias.output ? `${at}.output.bias` : undefined, output: `${at}.output` },
+    {
+      kind: 'linear',
+      layer,
+      input: mixed,
+      weight: `${at}.output`,
+      bias: bias.output ? `${at}.output.bias` : undefined,
+      output: `${at}.output`,
+    },
     spec.hidden,
   );
   return builder.add({ kind: 'add', layer, left: stream, right: output, output: `${at}.residual` }, spec.hidden);
@@ -71,11 +119,23 @@ function attentionBlock(
 
 /** x + feedForward(norm(x)), dense or mixture of experts. */
 function feedForwardBlock(
-  builder: GraphBuilder, spec: ModelSpec, feedForward: FeedForwardSpec, layer: number, stream: ValueName,
+  builder: GraphBuilder,
+  spec: ModelSpec,
+  feedForward: FeedForwardSpec,
+  layer: number,
+  stream: ValueName,
 ): ValueName {
   const at = `layers.${layer}.feedForward`;
   const input = builder.add(
-    { kind: 'norm', layer, input: stream, weight: `${at}.norm`, epsilon: feedForward.norm.epsilon, group: spec.hidden, output: `${at}.input` },
+    {
+      kind: 'norm',
+      layer,
+      input: stream,
+      weight: `${at}.norm`,
+      epsilon: feedForward.norm.epsilon,
+      group: spec.hidden,
+      output: `${at}.input`,
+    },
     spec.hidden,
   );
   let output: ValueName;
@@ -87,7 +147,10 @@ function feedForwardBlock(
     const gate = builder.add({ kind: 'linear', layer, input, weight: `${at}.gate`, output: `${at}.gate` }, inner);
     const up = builder.add({ kind: 'linear', layer, input, weight: `${at}.up`, output: `${at}.up` }, inner);
     const gated = builder.add({ kind: 'glu', layer, gate, up, activation, output: `${at}.gated` }, inner);
-    output = builder.add({ kind: 'linear', layer, input: gated, weight: `${at}.down`, output: `${at}.down` }, spec.hidden);
+    output = builder.add(
+      { kind: 'linear', layer, input: gated, weight: `${at}.down`, output: `${at}.down` },
+      spec.hidden,
+    );
   }
   return builder.add({ kind: 'add', layer, left: stream, right: output, output: `${at}.residual` }, spec.hidden);
 }

@@ -93,8 +93,15 @@ export interface HeadOperation extends OperationBase {
 }
 
 export type Operation =
-  | EmbedOperation | NormOperation | LinearOperation | RopeOperation | AttentionOperation | GluOperation | MoeOperation
-  | AddOperation | HeadOperation;
+  | EmbedOperation
+  | NormOperation
+  | LinearOperation
+  | RopeOperation
+  | AttentionOperation
+  | GluOperation
+  | MoeOperation
+  | AddOperation
+  | HeadOperation;
 
 export type OperationKind = Operation['kind'];
 

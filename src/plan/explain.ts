@@ -28,15 +28,20 @@ function summary(plan: Plan): Row[] {
   const { cache, maxRows } = plan;
   return [
     ['model', `${plan.architecture}, ${showPlural(layerCount(plan), 'layer')}`],
-    ['device', [plan.device, ...(plan.device === 'cpu' ? [showPlural(plan.threads, 'thread')] : []), ...plan.features].join(', ')],
+    [
+      'device',
+      [plan.device, ...(plan.device === 'cpu' ? [showPlural(plan.threads, 'thread')] : []), ...plan.features].join(
+        ', ',
+      ),
+    ],
     ['context', `${showPlural(plan.context, 'token')}: ${plan.contextReason}`],
     ['rows a run', `up to ${showCount(maxRows.prompt)} of a prompt, ${showCount(maxRows.step)} of decoding`],
-    [
-      'cache',
-      `${cache.type}, ${showPlural(cache.pages, 'page')} of ${showPlural(cache.pageRows, 'position')}`,
-    ],
+    ['cache', `${cache.type}, ${showPlural(cache.pages, 'page')} of ${showPlural(cache.pageRows, 'position')}`],
     ['reads', `${showBytes(plan.bytesPerToken)} of weights for each decoded token`],
-    ['reproducible', plan.reproducible ? 'yes: the same tokens alone, in a batch and after a reused prefix' : 'not reproducible'],
+    [
+      'reproducible',
+      plan.reproducible ? 'yes: the same tokens alone, in a batch and after a reused prefix' : 'not reproducible',
+    ],
   ];
 }
 
@@ -46,7 +51,13 @@ function memory(plan: Plan): string[] {
     ['weights', showBytes(bytes.weights)],
     ['cache', showBytes(bytes.cache)],
     ['buffers', showBytes(bytes.buffers), largest(plan)],
-    ['total', showBytes(bytes.total), memoryBytes === undefined ? '' : `of ${showBytes(memoryBytes)} that may be used${share(bytes.total, memoryBytes)}`],
+    [
+      'total',
+      showBytes(bytes.total),
+      memoryBytes === undefined
+        ? ''
+        : `of ${showBytes(memoryBytes)} that may be used${share(bytes.total, memoryBytes)}`,
+    ],
   ];
   const lines = table(rows);
   return arenas.length === 0 ? lines : [...lines, `in ${showPlural(arenas.length, 'arena')}: ${arenaSizes(arenas)}`];
@@ -79,7 +90,11 @@ function weights(plan: Plan): string[] {
     .sort((a, b) => b.bytes - a.bytes)
     .map(({ group, first, bytes }): Row => {
       const stored = first.layout === undefined ? 'as in the file' : `repacked: ${first.layout}`;
-      return [first.format, showBytes(bytes), `${showPlural(group.length, 'weight')}, ${stored}${elsewhere(plan, first)}`];
+      return [
+        first.format,
+        showBytes(bytes),
+        `${showPlural(group.length, 'weight')}, ${stored}${elsewhere(plan, first)}`,
+      ];
     });
   return table(rows);
 }
@@ -180,7 +195,10 @@ function ignored(plan: Plan): string[] {
   // Many tensors share a reason (a whole layer that is not used): the reason is told once.
   const groups = groupBy(plan.ignored, ({ reason }) => reason);
   const lines = [...groups].flatMap(([reason, entries]) => {
-    const shown = entries.slice(0, 4).map(({ name }) => name).join(', ');
+    const shown = entries
+      .slice(0, 4)
+      .map(({ name }) => name)
+      .join(', ');
     const more = entries.length > 4 ? ` and ${showCount(entries.length - 4)} more` : '';
     return wrap(`${shown}${more}: ${reason}`, WIDTH - 2);
   });
@@ -207,14 +225,18 @@ function groupBy<Item, Key>(items: readonly Item[], keyOf: (item: Item) => Key):
 function table(rows: readonly Row[]): string[] {
   const widths: number[] = [];
   for (const row of rows) {
-    for (const [column, cell] of row.slice(0, -1).entries()) widths[column] = Math.max(widths[column] ?? 0, cell.length);
+    for (const [column, cell] of row.slice(0, -1).entries())
+      widths[column] = Math.max(widths[column] ?? 0, cell.length);
   }
   return rows.flatMap((row) => {
     if (row.length === 1) {
       const [first = '', ...more] = wrap(row[0]!, WIDTH - 2);
       return [first, ...more.map((line) => `  ${line}`)];
     }
-    const before = row.slice(0, -1).map((cell, column) => cell.padEnd(widths[column]!)).join('  ');
+    const before = row
+      .slice(0, -1)
+      .map((cell, column) => cell.padEnd(widths[column]!))
+      .join('  ');
     const [first = '', ...more] = wrap(row.at(-1)!, Math.max(24, WIDTH - before.length - 2));
     return [`${before}  ${first}`.trimEnd(), ...more.map((line) => `${' '.repeat(before.length)}  ${line}`)];
   });

@@ -1,9 +1,9 @@
 /** Places every operation, picks every kernel, sizes every buffer, or refuses; before a weight is read. */
 
+import { PAGE_ROWS } from '../backend/backend.ts';
 import { layOut, MAX_ARENA_BYTES } from '../backend/cpu/layout.ts';
 import type { CpuRow } from '../backend/cpu/row.ts';
 import { cpuRows } from '../backend/cpu/rows.ts';
-import { PAGE_ROWS } from '../backend/backend.ts';
 import { type CacheType, type KernelRequest, type KernelRow, MAX_STEP_ROWS, type Mode } from '../backend/kernel.ts';
 import { referenceRows } from '../backend/reference/rows.ts';
 import { referenceWeightBytes } from '../backend/reference/store.ts';
@@ -45,7 +45,8 @@ export function plan(request: PlanRequest): Plan {
   const { spec, graph, weights, options, platform } = request;
   const device = options.device ?? 'cpu';
   const cacheType = options.cache ?? (device === 'cpu' ? defaultCache(request) : 'f32');
-  const promptRows = device === 'cpu' ? (options.batch ?? DEFAULT_BATCH) : Math.min(options.batch ?? REFERENCE_BATCH, REFERENCE_BATCH);
+  const promptRows =
+    device === 'cpu' ? (options.batch ?? DEFAULT_BATCH) : Math.min(options.batch ?? REFERENCE_BATCH, REFERENCE_BATCH);
   const operations = chooseRows({ request, device, cacheType, promptRows });
   const place = (context: number) =>
     device === 'cpu'
@@ -86,7 +87,10 @@ function defaultCache({ spec, weights, options }: PlanRequest): CacheType {
 }
 
 function f32CacheBytes(spec: ModelSpec, rows: number): number {
-  return spec.layers.reduce((sum, { attention: { kvHeads, headDim, valueDim } }) => sum + rows * kvHeads * (headDim + valueDim) * 4, 0);
+  return spec.layers.reduce(
+    (sum, { attention: { kvHeads, headDim, valueDim } }) => sum + rows * kvHeads * (headDim + valueDim) * 4,
+    0,
+  );
 }
 
 interface Chosen {
@@ -95,7 +99,10 @@ interface Chosen {
 }
 
 function chooseRows(given: {
-  readonly request: PlanRequest; readonly device: DeviceName; readonly cacheType: CacheType; readonly promptRows: number;
+  readonly request: PlanRequest;
+  readonly device: DeviceName;
+  readonly cacheType: CacheType;
+  readonly promptRows: number;
 }): Chosen[] {
   const { request, device, cacheType, promptRows } = given;
   const { graph, weights, platform } = request;
@@ -145,14 +152,26 @@ interface Placed {
 }
 
 function placeOnCpu(given: {
-  readonly request: PlanRequest; readonly context: number; readonly cacheType: CacheType; readonly promptRows: number;
+  readonly request: PlanRequest;
+  readonly context: number;
+  readonly cacheType: CacheType;
+  readonly promptRows: number;
   readonly operations: readonly Chosen[];
 }): Placed {
   const { request, context, cacheType, promptRows, operations } = given;
   const { spec, graph, weights, options } = request;
   const program = layOut({
-    spec, graph, weights, context, cacheType, promptRows, rows: operations.map(({ row }) => row as CpuRow),
-    threads: threadsFor(request), pages: pagesFor(context, options), wantedRows: MAX_STEP_ROWS, arenaBytes: arenaLimit(options),
+    spec,
+    graph,
+    weights,
+    context,
+    cacheType,
+    promptRows,
+    rows: operations.map(({ row }) => row as CpuRow),
+    threads: threadsFor(request),
+    pages: pagesFor(context, options),
+    wantedRows: MAX_STEP_ROWS,
+    arenaBytes: arenaLimit(options),
   });
   const planned = [...weights.values()].map((weight): PlannedWeight => {
     const { arena, bytes } = program.weights[weight.name] as { arena: number; bytes: number };
@@ -165,16 +184,39 @@ function placeOnCpu(given: {
   const total = program.arenas.reduce((sum, bytes) => sum + bytes, 0);
   const buffers = program.buffers
     .filter(({ name }) => name !== 'cache' && name !== 'weights')
-    .map(({ name, bytes }): PlannedBuffer => ({ name, bytes, device: 'cpu', lifetime: name === 'rope tables' ? 'model' : 'step' }));
-  return { arenas: program.arenas, weights: planned, buffers, weightBytes, cacheBytes, bufferBytes: total - weightBytes - cacheBytes, total };
+    .map(
+      ({ name, bytes }): PlannedBuffer => ({
+        name,
+        bytes,
+        device: 'cpu',
+        lifetime: name === 'rope tables' ? 'model' : 'step',
+      }),
+    );
+  return {
+    arenas: program.arenas,
+    weights: planned,
+    buffers,
+    weightBytes,
+    cacheBytes,
+    bufferBytes: total - weightBytes - cacheBytes,
+    total,
+  };
 }
 
-function placeOnReference(given: { readonly request: PlanRequest; readonly context: number; readonly promptRows: number }): Placed {
+function placeOnReference(given: {
+  readonly request: PlanRequest;
+  readonly context: number;
+  readonly promptRows: number;
+}): Placed {
   const { request, context, promptRows } = given;
   const { spec, graph, weights, options } = request;
   const planned = [...weights.values()].map(
     (weight): PlannedWeight => ({
-      name: weight.name, format: weight.format, shape: weight.shape, bytes: referenceWeightBytes(weight), device: 'reference',
+      name: weight.name,
+      format: weight.format,
+      shape: weight.shape,
+      bytes: referenceWeightBytes(weight),
+      device: 'reference',
       layout: weight.format === 'F32' ? undefined : 'decoded to f32',
     }),
   );
@@ -182,12 +224,24 @@ function placeOnReference(given: { readonly request: PlanRequest; readonly conte
   const weightBytes = planned.reduce((sum, { bytes }) => sum + bytes, 0);
   const cacheBytes = f32CacheBytes(spec, pagesFor(context, options) * PAGE_ROWS);
   const bufferBytes = Object.values(graph.widths).reduce((sum, width) => sum + width * rows * 4, 0);
-  const buffers: PlannedBuffer[] = [{ name: 'every value of a run', bytes: bufferBytes, device: 'reference', lifetime: 'step' }];
-  return { arenas: [], weights: planned, buffers, weightBytes, cacheBytes, bufferBytes, total: weightBytes + cacheBytes + bufferBytes };
+  const buffers: PlannedBuffer[] = [
+    { name: 'every value of a run', bytes: bufferBytes, device: 'reference', lifetime: 'step' },
+  ];
+  return {
+    arenas: [],
+    weights: planned,
+    buffers,
+    weightBytes,
+    cacheBytes,
+    bufferBytes,
+    total: weightBytes + cacheBytes + bufferBytes,
+  };
 }
 
 function chooseContext(given: {
-  readonly request: PlanRequest; readonly memoryBytes: number; readonly place: (context: number) => Placed;
+  readonly request: PlanRequest;
+  readonly memoryBytes: number;
+  readonly place: (context: number) => Placed;
 }): { readonly context: number; readonly reason: string; readonly placed: Placed } {
   const { request, memoryBytes, place } = given;
   const { spec, options } = request;
@@ -199,15 +253,26 @@ function chooseContext(given: {
     return { context: asked, reason: `as asked for${beyond}`, placed };
   }
   const wanted = Math.min(spec.trainedContext, DEFAULT_CONTEXT);
-  const reason = wanted === spec.trainedContext ? 'the length the model was trained with' : `the default; trained with ${spec.trainedContext}`;
+  const reason =
+    wanted === spec.trainedContext
+      ? 'the length the model was trained with'
+      : `the default; trained with ${spec.trainedContext}`;
   const placed = place(wanted);
   if (placed.total <= memoryBytes) return { context: wanted, reason, placed };
   // Only the cache (and rope tables) grow with the context: cut it in halves until all fits.
-  for (let context = PAGE_ROWS * Math.floor(wanted / 2 / PAGE_ROWS); context >= LEAST_DEFAULT_CONTEXT; context = PAGE_ROWS * Math.floor(context / 2 / PAGE_ROWS)) {
+  for (
+    let context = PAGE_ROWS * Math.floor(wanted / 2 / PAGE_ROWS);
+    context >= LEAST_DEFAULT_CONTEXT;
+    context = PAGE_ROWS * Math.floor(context / 2 / PAGE_ROWS)
+  ) {
     const smaller = place(context);
     if (smaller.total <= memoryBytes) return { context, reason: `what fits in ${memoryBytes} bytes`, placed: smaller };
   }
-  throw doesNotFit(place(Math.min(wanted, LEAST_DEFAULT_CONTEXT)), Math.min(wanted, LEAST_DEFAULT_CONTEXT), memoryBytes);
+  throw doesNotFit(
+    place(Math.min(wanted, LEAST_DEFAULT_CONTEXT)),
+    Math.min(wanted, LEAST_DEFAULT_CONTEXT),
+    memoryBytes,
+  );
 }
 
 function doesNotFit(placed: Placed, context: number, memoryBytes: number): OutOfMemoryError {

@@ -66,7 +66,12 @@ export interface Plan {
   readonly contextReason: string;
   /** Most rows one run takes, by mode, and most rows whose logits one run gives. */
   readonly maxRows: Readonly<Record<Mode | 'wanted', number>>;
-  readonly cache: { readonly type: CacheType; readonly pages: number; readonly pageRows: number; readonly bytes: number };
+  readonly cache: {
+    readonly type: CacheType;
+    readonly pages: number;
+    readonly pageRows: number;
+    readonly bytes: number;
+  };
   /** Bytes of each arena; empty for devices without arenas. */
   readonly arenas: readonly number[];
   /** Upper bound that was set for one arena, in bytes. */
@@ -76,7 +81,12 @@ export interface Plan {
   readonly buffers: readonly PlannedBuffer[];
   /** Keys and tensors that are named as ignored, with the reason. */
   readonly ignored: readonly { readonly name: string; readonly reason: string }[];
-  readonly bytes: { readonly weights: number; readonly cache: number; readonly buffers: number; readonly total: number };
+  readonly bytes: {
+    readonly weights: number;
+    readonly cache: number;
+    readonly buffers: number;
+    readonly total: number;
+  };
   /** Bytes that might be used in all: what was asked for, else what the platform said was free. Absent: not known. */
   readonly memoryBytes?: number;
   /** Weight bytes that decoding one token reads. */

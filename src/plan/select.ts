@@ -19,7 +19,9 @@ export function select<Row extends KernelRow>(rows: readonly Row[], request: Ker
     if (answer === true) return row;
     reasons.push({ row: row.name, reason: answer });
   }
-  const weights = Object.entries(request.weights).map(([name, { format, shape }]) => `${name} ${format} [${shape.join(', ')}]`);
+  const weights = Object.entries(request.weights).map(
+    ([name, { format, shape }]) => `${name} ${format} [${shape.join(', ')}]`,
+  );
   const device = rows[0]?.device ?? 'device';
   throw new Refusal(
     `no ${device} kernel serves ${request.operation.kind} → ${request.operation.output}` +

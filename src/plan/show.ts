@@ -43,7 +43,9 @@ export function showRanges(numbers: readonly number[]): string {
   for (let start = 0; start < numbers.length; ) {
     let end = start;
     while (numbers[end + 1] === numbers[end]! + 1) end++;
-    ranges.push(end === start ? `${numbers[start]}` : `${numbers[start]}${end === start + 1 ? ', ' : '–'}${numbers[end]}`);
+    ranges.push(
+      end === start ? `${numbers[start]}` : `${numbers[start]}${end === start + 1 ? ', ' : '–'}${numbers[end]}`,
+    );
     start = end + 1;
   }
   return ranges.join(', ');

@@ -32,7 +32,7 @@ class StubWorker extends EventTarget {
   }
 }
 
-suite('the browser\'s platform', () => {
+suite("the browser's platform", () => {
   const real = Object.getOwnPropertyDescriptor(globalThis, 'Worker');
   before(() => Object.defineProperty(globalThis, 'Worker', { value: StubWorker, configurable: true, writable: true }));
   after(() => {
@@ -41,7 +41,11 @@ suite('the browser\'s platform', () => {
   });
 
   test('workers are module scripts of the built package, and their data is the first message', async () => {
-    const files = { 'engine-worker': /\/engine\/engine-worker\.js$/, 'cpu-worker': /\/backend\/cpu\/cpu-worker\.js$/, 'template-worker': /\/tokenizer\/template-worker\.js$/ };
+    const files = {
+      'engine-worker': /\/engine\/engine-worker\.js$/,
+      'cpu-worker': /\/backend\/cpu\/cpu-worker\.js$/,
+      'template-worker': /\/tokenizer\/template-worker\.js$/,
+    };
     for (const [entry, file] of Object.entries(files)) {
       const line = browserPlatform.spawnWorker(entry as keyof typeof files, { some: 'data' });
       line.postMessage('hello');
@@ -90,7 +94,7 @@ suite('the browser\'s platform', () => {
   });
 });
 
-test('inside a browser\'s worker the first message is the data, and none is lost', async () => {
+test("inside a browser's worker the first message is the data, and none is lost", async () => {
   // A thread made to look like one: no process, a global scope with events.
   const program = `
     const { parentPort } = require('node:worker_threads');
@@ -116,5 +120,8 @@ test('inside a browser\'s worker the first message is the data, and none is lost
     });
   });
   await worker.terminate();
-  assert.deepEqual(seen, [['data', 1], ['data', 2]]);
+  assert.deepEqual(seen, [
+    ['data', 1],
+    ['data', 2],
+  ]);
 });

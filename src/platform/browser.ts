@@ -14,7 +14,8 @@ export const browserPlatform: Platform = {
   async openSource(input) {
     const address = typeof input === 'string' ? new URL(input, globalThis.location?.href) : input;
     const source = await openWebInput(address);
-    if (source === undefined) throw new UsageError('in a browser a model is loaded from an http(s) address, a File or a Blob');
+    if (source === undefined)
+      throw new UsageError('in a browser a model is loaded from an http(s) address, a File or a Blob');
     return source;
   },
   spawnWorker: spawn,
@@ -27,9 +28,14 @@ export const browserPlatform: Platform = {
     try {
       response = await fetch(url);
     } catch (cause) {
-      throw new SourceError(`${url.href}: cannot be fetched; serve the package's dist/build beside its code`, { cause });
+      throw new SourceError(`${url.href}: cannot be fetched; serve the package's dist/build beside its code`, {
+        cause,
+      });
     }
-    if (!response.ok) throw new SourceError(`${url.href}: the server answered ${response.status}; serve the package's dist/build beside its code`);
+    if (!response.ok)
+      throw new SourceError(
+        `${url.href}: the server answered ${response.status}; serve the package's dist/build beside its code`,
+      );
     return new Uint8Array(await response.arrayBuffer());
   },
 };
@@ -48,11 +54,20 @@ function assetUrl(name: string): URL {
 function startWorker(entry: WorkerEntry): Worker {
   switch (entry) {
     case 'engine-worker':
-      return new Worker(new URL('../engine/engine-worker.js', import.meta.url), { type: 'module', name: 'conclave-engine-worker' });
+      return new Worker(new URL('../engine/engine-worker.js', import.meta.url), {
+        type: 'module',
+        name: 'conclave-engine-worker',
+      });
     case 'cpu-worker':
-      return new Worker(new URL('../backend/cpu/cpu-worker.js', import.meta.url), { type: 'module', name: 'conclave-cpu-worker' });
+      return new Worker(new URL('../backend/cpu/cpu-worker.js', import.meta.url), {
+        type: 'module',
+        name: 'conclave-cpu-worker',
+      });
     case 'template-worker':
-      return new Worker(new URL('../tokenizer/template-worker.js', import.meta.url), { type: 'module', name: 'conclave-template-worker' });
+      return new Worker(new URL('../tokenizer/template-worker.js', import.meta.url), {
+        type: 'module',
+        name: 'conclave-template-worker',
+      });
   }
 }
 
@@ -89,6 +104,7 @@ function spawn(entry: WorkerEntry, data: unknown): PlatformWorker {
 
 /** Half of what the browser admits the device has (it says 8 GiB at the most), 2 GiB where it says nothing. */
 function freeMemoryBytes(): number {
-  const gibibytes = 'deviceMemory' in navigator && typeof navigator.deviceMemory === 'number' ? navigator.deviceMemory : 4;
+  const gibibytes =
+    'deviceMemory' in navigator && typeof navigator.deviceMemory === 'number' ? navigator.deviceMemory : 4;
   return gibibytes * 2 ** 29;
 }

@@ -32,7 +32,12 @@ suite('files', () => {
     for (const input of [path, pathToFileURL(path)]) {
       const { file, fileName } = await nodePlatform.openSource(input);
       assert.deepEqual([file.size, file.name, fileName], [bytes.length, path, 'model.bin']);
-      const ranges = [[0, 10], [99_990, 10], [500, 40_000], [3, 0]] as const;
+      const ranges = [
+        [0, 10],
+        [99_990, 10],
+        [500, 40_000],
+        [3, 0],
+      ] as const;
       await Promise.all(
         ranges.flatMap(([offset, length]) =>
           [new Uint8Array(length), new Uint8Array(new SharedArrayBuffer(length + 5), 5)].map(async (target) => {
@@ -58,7 +63,10 @@ suite('files', () => {
   });
 
   test('what cannot be opened is named, with why', async () => {
-    await assert.rejects(nodePlatform.openSource(join(folder, 'nowhere.gguf')), failsWith(/nowhere\.gguf: no such file/));
+    await assert.rejects(
+      nodePlatform.openSource(join(folder, 'nowhere.gguf')),
+      failsWith(/nowhere\.gguf: no such file/),
+    );
     await assert.rejects(nodePlatform.openSource(join(path, 'below')), failsWith(/no such file/));
     await assert.rejects(nodePlatform.openSource(folder), failsWith(/is a directory/));
     await assert.rejects(nodePlatform.openSource('/dev/null'), failsWith(/not a regular file/));
@@ -93,7 +101,8 @@ suite('the web', () => {
       const url = new URL(request.url ?? '', 'http://x');
       if (url.pathname.endsWith('missing.gguf')) return void response.writeHead(404).end();
       const range = /bytes=(\d+)-(\d+)/.exec(request.headers.range ?? '');
-      if (url.pathname.endsWith('whole.gguf') || range === null) return void response.writeHead(200).end(request.method === 'HEAD' ? undefined : bytes);
+      if (url.pathname.endsWith('whole.gguf') || range === null)
+        return void response.writeHead(200).end(request.method === 'HEAD' ? undefined : bytes);
       const [start, end] = [Number(range[1]), Number(range[2])];
       response.writeHead(206, { 'content-range': `bytes ${start}-${end}/${size}` });
       if (url.pathname.endsWith('breaks.gguf') && start > 0) {
@@ -149,7 +158,8 @@ suite('the web', () => {
 });
 
 suite('workers', () => {
-  const worker = (code: string, data?: unknown) => spawnNodeWorker(new URL(`data:text/javascript,${encodeURIComponent(code)}`), 'test-worker', data);
+  const worker = (code: string, data?: unknown) =>
+    spawnNodeWorker(new URL(`data:text/javascript,${encodeURIComponent(code)}`), 'test-worker', data);
   const fault = (code: string) => new Promise<unknown>((resolve) => worker(code).onError(resolve));
 
   test('the inside gets its data and answers', async () => {

@@ -26,7 +26,9 @@ const entries: Readonly<Record<WorkerEntry, string>> = {
 };
 
 /** A template that never ends makes garbage until it is stopped; a small young heap keeps that small. */
-const limits: Readonly<Partial<Record<string, ResourceLimits>>> = { 'template-worker': { maxYoungGenerationSizeMb: 4 } };
+const limits: Readonly<Partial<Record<string, ResourceLimits>>> = {
+  'template-worker': { maxYoungGenerationSizeMb: 4 },
+};
 
 /** Workers take over Node's flags, but `--input-type`, which a program given by `-e` needs, no file can start with. */
 const inherited = process.execArgv.some((flag) => flag.startsWith('--input-type')) ? { execArgv: [] } : {};
@@ -46,7 +48,10 @@ export const nodePlatform: Platform = {
     try {
       return new Uint8Array(await readFile(url));
     } catch (cause) {
-      throw new SourceError(`${fileURLToPath(url)} is missing; run \`npm run build:wasm\` in a checkout, or install the package again`, { cause });
+      throw new SourceError(
+        `${fileURLToPath(url)} is missing; run \`npm run build:wasm\` in a checkout, or install the package again`,
+        { cause },
+      );
     }
   },
 };
@@ -69,7 +74,11 @@ async function openSource(input: SourceInput): Promise<ModelSource> {
     folder: {
       name: folder,
       open: (fileName) => openFile(join(folder, fileName)),
-      has: (fileName) => access(join(folder, fileName)).then(() => true, () => false),
+      has: (fileName) =>
+        access(join(folder, fileName)).then(
+          () => true,
+          () => false,
+        ),
     },
   };
 }
@@ -83,7 +92,8 @@ async function openFile(path: string): Promise<ByteSource> {
   }
   try {
     const stat = await handle.stat();
-    if (stat.isDirectory()) throw new SourceError(`${path}: is a directory; give a model file in it`, { data: { path } });
+    if (stat.isDirectory())
+      throw new SourceError(`${path}: is a directory; give a model file in it`, { data: { path } });
     if (!stat.isFile()) throw new SourceError(`${path}: is not a regular file`, { data: { path } });
     return fileSource(path, stat.size, handle);
   } catch (error) {
@@ -104,10 +114,14 @@ function fileSource(name: string, size: number, handle: FileHandle): ByteSource 
         try {
           ({ bytesRead } = await handle.read(target, done, length, offset + done));
         } catch (cause) {
-          throw new SourceError(`${name}: reading bytes ${offset + done} to ${offset + done + length} failed`, { cause });
+          throw new SourceError(`${name}: reading bytes ${offset + done} to ${offset + done + length} failed`, {
+            cause,
+          });
         }
         if (bytesRead === 0) {
-          throw new SourceError(`${name}: ends at byte ${offset + done}, it had ${size} when it was opened; was it changed?`);
+          throw new SourceError(
+            `${name}: ends at byte ${offset + done}, it had ${size} when it was opened; was it changed?`,
+          );
         }
         done += bytesRead;
       }
@@ -126,7 +140,12 @@ function openFault(error: unknown): string {
 
 /** A worker thread that runs the file at `url`; `entry` is how errors call it. */
 export function spawnNodeWorker(url: URL, entry: string, data: unknown): PlatformWorker {
-  const worker = new Worker(url, { workerData: data, name: `conclave-${entry}`, resourceLimits: limits[entry], ...inherited });
+  const worker = new Worker(url, {
+    workerData: data,
+    name: `conclave-${entry}`,
+    resourceLimits: limits[entry],
+    ...inherited,
+  });
   const mailbox = makeMailbox();
   const faults = makeMailbox();
   let ended = false;
@@ -138,7 +157,11 @@ export function spawnNodeWorker(url: URL, entry: string, data: unknown): Platfor
   worker.on('message', mailbox.deliver);
   worker.on('error', (error: unknown) => {
     const code = error instanceof Error && 'code' in error ? error.code : undefined;
-    fail(code === 'ERR_WORKER_OUT_OF_MEMORY' ? new OutOfMemoryError(`the ${entry} ran out of memory`, { cause: error }) : error);
+    fail(
+      code === 'ERR_WORKER_OUT_OF_MEMORY'
+        ? new OutOfMemoryError(`the ${entry} ran out of memory`, { cause: error })
+        : error,
+    );
   });
   worker.on('messageerror', fail);
   worker.on('exit', (code) => fail(new InternalError(`the ${entry} ended by itself with code ${code}`)));

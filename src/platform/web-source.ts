@@ -36,7 +36,10 @@ export function blobSource(blob: Blob): ByteSource {
         try {
           target.set(new Uint8Array(await blob.slice(offset + done, offset + end).arrayBuffer()), done);
         } catch (cause) {
-          throw new SourceError(`${name}: reading bytes ${offset + done} to ${offset + end} failed; was the file changed?`, { cause });
+          throw new SourceError(
+            `${name}: reading bytes ${offset + done} to ${offset + end} failed; was the file changed?`,
+            { cause },
+          );
         }
       }
     },
@@ -67,8 +70,12 @@ async function openRanges(url: URL): Promise<ByteSource> {
   const size = totalOf(first);
   if (first.status !== 206 || size === undefined) {
     const found = first.ok ? 'it sends only whole files' : `it answered ${first.status} ${first.statusText}`.trimEnd();
-    const todo = first.ok ? 'use a server that answers range requests, or download the file first' : 'check the address';
-    throw new SourceError(`${name}: the server must send parts of the file, but ${found}; ${todo}`, { data: { status: first.status } });
+    const todo = first.ok
+      ? 'use a server that answers range requests, or download the file first'
+      : 'check the address';
+    throw new SourceError(`${name}: the server must send parts of the file, but ${found}; ${todo}`, {
+      data: { status: first.status },
+    });
   }
   return {
     name,
@@ -87,7 +94,9 @@ async function readRange(url: URL, size: number, offset: number, target: Uint8Ar
   const response = await request(url, { headers: { range: `bytes=${offset}-${end - 1}` } });
   if (response.status !== 206 || response.body === null) {
     await response.body?.cancel();
-    throw new SourceError(`${where}: the server answered ${response.status}, expected 206`, { data: { status: response.status } });
+    throw new SourceError(`${where}: the server answered ${response.status}, expected 206`, {
+      data: { status: response.status },
+    });
   }
   if (totalOf(response) !== size) {
     await response.body.cancel();

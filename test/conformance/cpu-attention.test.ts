@@ -6,15 +6,15 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import type { Step } from '../../src/backend/backend.ts';
-import type { CacheType, Mode } from '../../src/backend/kernel.ts';
 import { cpuRows } from '../../src/backend/cpu/rows.ts';
+import type { CacheType, Mode } from '../../src/backend/kernel.ts';
 import { NonFiniteError } from '../../src/errors.ts';
 import type { Operation } from '../../src/model/graph.ts';
 import type { LayerSpec } from '../../src/model/spec.ts';
 import { formatOf } from '../../src/quant/index.ts';
 import type { DeviceOptions } from '../support/device.ts';
 import { gaussians, random } from './support/blocks.ts';
-import { near, PLAIN, ROWS, sameBits, SMALL_ARENAS } from './support/compare.ts';
+import { near, PLAIN, ROWS, SMALL_ARENAS, sameBits } from './support/compare.ts';
 import { onCpu, onReference, type Running, type Tiny, tinyGraph, tinyPlan } from './support/tiny-graph.ts';
 
 interface Shape {
@@ -65,12 +65,33 @@ function roundedToF16(values: Float32Array<ArrayBuffer>): Float32Array<ArrayBuff
 function attentionOver(shape: Shape, inputs: Inputs): Tiny {
   const { heads, headDim, valueDim } = shape;
   const scale = 1 / Math.sqrt(headDim);
-  const operation: Operation = { kind: 'attention', layer: 0, query: 'query', key: 'key', value: 'value', ...shape, scale, output: 'y' };
+  const operation: Operation = {
+    kind: 'attention',
+    layer: 0,
+    query: 'query',
+    key: 'key',
+    value: 'value',
+    ...shape,
+    scale,
+    output: 'y',
+  };
   const layer: LayerSpec = {
-    attention: { ...shape, scale, norm: { epsilon: 1e-6 }, bias: { query: false, key: false, value: false, output: false } },
+    attention: {
+      ...shape,
+      scale,
+      norm: { epsilon: 1e-6 },
+      bias: { query: false, key: false, value: false, output: false },
+    },
     feedForward: { kind: 'dense', norm: { epsilon: 1e-6 }, inner: 0, activation: 'silu' },
   };
-  return tinyGraph({ rows: ROWS, inputs: { ...inputs }, operations: [operation], widths: { y: heads * valueDim }, output: 'y', layers: [layer] });
+  return tinyGraph({
+    rows: ROWS,
+    inputs: { ...inputs },
+    operations: [operation],
+    widths: { y: heads * valueDim },
+    output: 'y',
+    layers: [layer],
+  });
 }
 
 /** Sequences by their pages; which token stands at a position. All lie scattered among 12 pages. */
@@ -90,7 +111,11 @@ interface Row {
 const run = (sequence: SequenceName, first: number, end: number): Row[] =>
   Array.from({ length: end - first }, (_, i) => ({ sequence, position: first + i }));
 
-function stepOf(mode: Mode, rows: readonly Row[], pagesOf: (name: SequenceName) => readonly number[] = (name) => sequences[name].pages): Step {
+function stepOf(
+  mode: Mode,
+  rows: readonly Row[],
+  pagesOf: (name: SequenceName) => readonly number[] = (name) => sequences[name].pages,
+): Step {
   const names = [...new Set(rows.map(({ sequence }) => sequence))];
   return {
     mode,
@@ -107,7 +132,8 @@ const options = (cache: CacheType, more: DeviceOptions = {}): DeviceOptions => (
 /** Every row of every sequence, each sequence as one prompt. */
 async function wholePrompts({ run: runStep }: Running): Promise<Record<SequenceName, Float32Array>> {
   const values: Partial<Record<SequenceName, Float32Array>> = {};
-  for (const name of ['long', 'middle', 'short'] as const) values[name] = await runStep(stepOf('prompt', run(name, 0, lengths[name])));
+  for (const name of ['long', 'middle', 'short'] as const)
+    values[name] = await runStep(stepOf('prompt', run(name, 0, lengths[name])));
   return values as Record<SequenceName, Float32Array>;
 }
 
@@ -123,12 +149,17 @@ async function checkAttention(shape: Shape, inputs: Inputs, cache: CacheType, to
   await onCpu(tiny, options(cache), async (cpu) => {
     const whole = await wholePrompts(cpu);
     const rowOf = (values: Float32Array, position: number) => values.subarray(position * width, (position + 1) * width);
-    for (const name of Object.keys(whole) as SequenceName[]) near(whole[name], expected[name], tolerance, `${what}, ${name}`);
+    for (const name of Object.keys(whole) as SequenceName[])
+      near(whole[name], expected[name], tolerance, `${what}, ${name}`);
 
     const together = [...run('long', 150, 200), ...run('middle', 0, 100), ...run('short', 0, 3)];
     const mixed = await cpu.run(stepOf('prompt', together));
     together.forEach(({ sequence, position }, i) => {
-      sameBits(rowOf(mixed, i), rowOf(whole[sequence], position), `${what}: prompt row ${position} of ${sequence} beside others`);
+      sameBits(
+        rowOf(mixed, i),
+        rowOf(whole[sequence], position),
+        `${what}: prompt row ${position} of ${sequence} beside others`,
+      );
     });
 
     // Steps have an order of their own, so their rows are held to the reference and to each other.
@@ -138,19 +169,32 @@ async function checkAttention(shape: Shape, inputs: Inputs, cache: CacheType, to
       alone.set(position, found);
     }
     const pick = (values: Float32Array) => Float32Array.from(edges.flatMap((position) => [...rowOf(values, position)]));
-    near(Float32Array.from(edges.flatMap((position) => [...(alone.get(position) as Float32Array)])), pick(expected.long), tolerance, `${what}, steps`);
-    const others: Row[] = [{ sequence: 'short', position: 2 }, { sequence: 'middle', position: 99 }];
+    near(
+      Float32Array.from(edges.flatMap((position) => [...(alone.get(position) as Float32Array)])),
+      pick(expected.long),
+      tolerance,
+      `${what}, steps`,
+    );
+    const others: Row[] = [
+      { sequence: 'short', position: 2 },
+      { sequence: 'middle', position: 99 },
+    ];
     const batch = [...others, ...edges.map((position): Row => ({ sequence: 'long', position }))];
     const batched = await cpu.run(stepOf('step', batch));
     batch.forEach(({ sequence, position }, i) => {
-      if (sequence === 'long') sameBits(rowOf(batched, i), alone.get(position) as Float32Array, `${what}: step row ${position} in a batch`);
+      if (sequence === 'long')
+        sameBits(rowOf(batched, i), alone.get(position) as Float32Array, `${what}: step row ${position} in a batch`);
     });
     for (const [i, other] of others.entries()) {
       sameBits(await cpu.run(stepOf('step', [other])), rowOf(batched, i), `${what}: ${other.sequence} alone`);
     }
     const verify = await cpu.run(stepOf('step', run('long', 136, 200)));
     for (const position of edges.filter((at) => at >= 136)) {
-      sameBits(rowOf(verify, position - 136), alone.get(position) as Float32Array, `${what}: row ${position} of a verify`);
+      sameBits(
+        rowOf(verify, position - 136),
+        alone.get(position) as Float32Array,
+        `${what}: row ${position} of a verify`,
+      );
     }
   });
   await checkPlacement(tiny, cache, what);
@@ -161,7 +205,8 @@ async function checkPlacement(tiny: Tiny, cache: CacheType, what: string): Promi
   const base = await onCpu(tiny, options(cache), wholePrompts);
   await onCpu(tiny, options(cache, { arenaBytes: SMALL_ARENAS, features: PLAIN, threads: 3 }), async (cpu) => {
     const found = await wholePrompts(cpu);
-    for (const name of Object.keys(base) as SequenceName[]) sameBits(found[name], base[name], `${what}: ${name}, elsewhere`);
+    for (const name of Object.keys(base) as SequenceName[])
+      sameBits(found[name], base[name], `${what}: ${name}, elsewhere`);
     const pages = () => [11, 10, 6, 4];
     let at = 0;
     const chunks = new Float32Array(base.long.length);
@@ -196,8 +241,15 @@ for (const row of cpuRows.filter(({ operation }) => operation === 'attention')) 
       const shape: Shape = { heads: 2, kvHeads: 1, headDim: 4, valueDim: 4 };
       const inputs = inputsOf(shape, 3);
       const key = inputs.key.map((x) => Math.fround(100 * x));
-      for (const [query, tolerance] of [[inputs.query.map((x) => 20 * x), 2e-2], [new Float32Array(inputs.query.length), row.tolerance.relativeRms]] as const) {
-        const tiny = attentionOver(shape, { query: query as Float32Array<ArrayBuffer>, key: key as Float32Array<ArrayBuffer>, value: inputs.value });
+      for (const [query, tolerance] of [
+        [inputs.query.map((x) => 20 * x), 2e-2],
+        [new Float32Array(inputs.query.length), row.tolerance.relativeRms],
+      ] as const) {
+        const tiny = attentionOver(shape, {
+          query: query as Float32Array<ArrayBuffer>,
+          key: key as Float32Array<ArrayBuffer>,
+          value: inputs.value,
+        });
         const expected = await onReference(tiny, options(cache), wholePrompts);
         const found = await onCpu(tiny, options(cache), wholePrompts);
         near(found.long, expected.long, tolerance, 'scores in the thousands');

@@ -6,9 +6,9 @@
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import type { KernelRequest } from '../../src/backend/kernel.ts';
 import { cpuFormats } from '../../src/backend/cpu/formats.ts';
 import { cpuRows } from '../../src/backend/cpu/rows.ts';
+import type { KernelRequest } from '../../src/backend/kernel.ts';
 import { referenceRows } from '../../src/backend/reference/rows.ts';
 import { Refusal } from '../../src/errors.ts';
 import { select } from '../../src/plan/select.ts';
@@ -30,7 +30,10 @@ function refusal(request: KernelRequest): Refusal | undefined {
 describe('the CPU table', () => {
   test('names each row once, and serves every operation that the reference serves, with every format', () => {
     assert.equal(new Set(cpuRows.map(({ name }) => name)).size, cpuRows.length);
-    assert.deepEqual(new Set(cpuRows.map(({ operation }) => operation)), new Set(referenceRows.map(({ operation }) => operation)));
+    assert.deepEqual(
+      new Set(cpuRows.map(({ operation }) => operation)),
+      new Set(referenceRows.map(({ operation }) => operation)),
+    );
     assert.deepEqual(cpuFormats.map(({ id }) => id).sort(), formats.map(({ id }) => id).sort());
     assert.ok(cpuRows.every(({ device }) => device === 'cpu'));
   });
@@ -48,7 +51,10 @@ describe('the CPU table', () => {
       for (const missing of ['simd', 'threads']) {
         const features = new Set([...request.features].filter((feature) => feature !== missing));
         const error = refusal({ ...request, features });
-        assert.ok(error?.reasons.every(({ reason }) => reason.includes(`WebAssembly ${missing}`) || /found|takes/.test(reason)), row.name);
+        assert.ok(
+          error?.reasons.every(({ reason }) => reason.includes(`WebAssembly ${missing}`) || /found|takes/.test(reason)),
+          row.name,
+        );
         assert.match(String(row.accepts({ ...request, features })), new RegExp(`needs WebAssembly ${missing}`));
       }
     }
@@ -76,8 +82,12 @@ for (const row of cpuRows) {
         assert.equal(error, undefined);
         continue;
       }
-      assert.deepEqual(error?.reasons.map(({ row: name }) => name), rows.map(({ name }) => name));
-      for (const { row: name, reason: why } of error?.reasons ?? []) assert.ok(error?.message.includes(`${name}: ${why}`));
+      assert.deepEqual(
+        error?.reasons.map(({ row: name }) => name),
+        rows.map(({ name }) => name),
+      );
+      for (const { row: name, reason: why } of error?.reasons ?? [])
+        assert.ok(error?.message.includes(`${name}: ${why}`));
     }
   });
 }

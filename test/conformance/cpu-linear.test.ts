@@ -5,16 +5,33 @@
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { cpuRows } from '../../src/backend/cpu/rows.ts';
 import type { CpuRow } from '../../src/backend/cpu/row.ts';
+import { cpuRows } from '../../src/backend/cpu/rows.ts';
 import type { Operation } from '../../src/model/graph.ts';
 import { type FormatId, formatOf } from '../../src/quant/index.ts';
-import { kindOfRow, nastyRows, random, gaussians, randomWeight, type RowKind } from './support/blocks.ts';
+import { gaussians, kindOfRow, nastyRows, type RowKind, random, randomWeight } from './support/blocks.ts';
 import {
-  checkRows, checkSameBits, near, PLAIN, RELAXED, ROWS, sameBits, SMALL_ARENAS, type ToleranceOf,
+  checkRows,
+  checkSameBits,
+  near,
+  PLAIN,
+  RELAXED,
+  ROWS,
+  SMALL_ARENAS,
+  sameBits,
+  type ToleranceOf,
 } from './support/compare.ts';
 import { formatOfRow } from './support/requests.ts';
-import { f32Weight, onCpu, onReference, rowsStep, type Tiny, tinyGraph, tinyPlan, type TinyWeight } from './support/tiny-graph.ts';
+import {
+  f32Weight,
+  onCpu,
+  onReference,
+  rowsStep,
+  type Tiny,
+  type TinyWeight,
+  tinyGraph,
+  tinyPlan,
+} from './support/tiny-graph.ts';
 
 /** Around a group of 4 rows, a unit of 64, and none of them. */
 const OUTPUTS = [1, 3, 5, 17, 67];
@@ -59,9 +76,18 @@ describe('linear', () => {
         const tiny = products(format, columns);
         const { names } = tiny;
         const plan = tinyPlan(tiny);
-        assert.ok(plan.operations.every(({ kind, rows }) => kind !== 'linear' || (rows.step === row.name && rows.prompt === row.name)));
+        assert.ok(
+          plan.operations.every(
+            ({ kind, rows }) => kind !== 'linear' || (rows.step === row.name && rows.prompt === row.name),
+          ),
+        );
         const what = `${format} × ${columns}`;
-        const values = await checkRows(tiny, { names, tolerance: toleranceOf(row), options: { features: RELAXED }, what });
+        const values = await checkRows(tiny, {
+          names,
+          tolerance: toleranceOf(row),
+          options: { features: RELAXED },
+          what,
+        });
         await checkSameBits(tiny, values, { features: PLAIN }, `${what}, plain SIMD`);
         await checkSameBits(tiny, values, { features: RELAXED, arenaBytes: SMALL_ARENAS }, `${what}, arenas of 64 KiB`);
       });
@@ -77,7 +103,14 @@ describe('head', () => {
       const weight = { format, shape: [67, columns], bytes: randomWeight(format, 67 * columns, 1) };
       const operations: Operation[] = [{ kind: 'head', layer: 0, input: 'x', weight: 'head', output: 'logits' }];
       const inputs = { x: nastyRows(ROWS, columns, 2) };
-      const tiny = tinyGraph({ rows: ROWS, inputs, operations, widths: { logits: 67 }, output: 'logits', weights: { head: weight } });
+      const tiny = tinyGraph({
+        rows: ROWS,
+        inputs,
+        operations,
+        widths: { logits: 67 },
+        output: 'logits',
+        weights: { head: weight },
+      });
       assert.deepEqual(tinyPlan(tiny).operations.at(-1)?.rows, { prompt: row.name, step: row.name });
       const every = Array.from({ length: 64 }, (_, i) => i);
       const scattered = [3, 64, 65, 127, 128, 199];
@@ -102,7 +135,12 @@ describe('head', () => {
               const what = `${format}, ${mode} row ${t} of ${rows}`;
               const tolerance = toleranceOf(row)(kindOfRow(t));
               // One row alone strays a little further than many do on average.
-              near(logits, expected.subarray(i * 67, (i + 1) * 67), tolerance < 1e-5 ? tolerance : 1.5 * tolerance, what);
+              near(
+                logits,
+                expected.subarray(i * 67, (i + 1) * 67),
+                tolerance < 1e-5 ? tolerance : 1.5 * tolerance,
+                what,
+              );
               const before = alone.get(`${mode} ${t}`);
               if (before !== undefined) sameBits(logits, before, what);
               alone.set(`${mode} ${t}`, logits);

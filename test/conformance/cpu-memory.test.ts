@@ -23,7 +23,9 @@ test('the bundled model takes what its plan says, and its weights are there once
   const path = largeModel(BUNDLED);
   assert.ok(path !== undefined);
   const program = fileURLToPath(new URL('../support/memory-growth.ts', import.meta.url));
-  const { stdout } = await promisify(execFile)(process.execPath, [program, familyFile('glm4moe', 'model.gguf'), path], { timeout: 60_000 });
+  const { stdout } = await promisify(execFile)(process.execPath, [program, familyFile('glm4moe', 'model.gguf'), path], {
+    timeout: 60_000,
+  });
   const growth = JSON.parse(stdout) as Growth;
   const { planned } = growth;
   const sum = growth.arenas.reduce((total, bytes) => total + bytes, 0);

@@ -15,7 +15,7 @@ import type { FormatId } from '../../src/quant/index.ts';
 import { decoded, gaussians, kindOfRow, nastyRow, random, randomWeight } from './support/blocks.ts';
 import { checkRows, checkSameBits, nearByKind, PLAIN, RELAXED, ROWS, SMALL_ARENAS } from './support/compare.ts';
 import { roundedMoe } from './support/rounded-moe.ts';
-import { f32Weight, type Tiny, tinyGraph, tinyPlan, type TinyWeight } from './support/tiny-graph.ts';
+import { f32Weight, type Tiny, type TinyWeight, tinyGraph, tinyPlan } from './support/tiny-graph.ts';
 
 type Part = 'router' | 'gate' | 'up' | 'down' | 'shared.gate' | 'shared.up' | 'shared.down' | 'shared.router';
 
@@ -56,47 +56,117 @@ const cases: Readonly<Record<string, MoeCase>> = {
   'softmax, not normalised, gated shared expert': {
     hidden: 256,
     moe: spec(60, 4, 96, { router: { ...softmax, normalise: false }, shared: { inner: 288, gated: true } }),
-    formats: { gate: 'Q5_0', up: 'Q5_1', down: 'MXFP4', 'shared.gate': 'Q8_0', 'shared.up': 'IQ4_NL', 'shared.down': 'Q4_0', 'shared.router': 'BF16' },
+    formats: {
+      gate: 'Q5_0',
+      up: 'Q5_1',
+      down: 'MXFP4',
+      'shared.gate': 'Q8_0',
+      'shared.up': 'IQ4_NL',
+      'shared.down': 'Q4_0',
+      'shared.router': 'BF16',
+    },
   },
   'sigmoid, bias, scale, plain shared expert in another format': {
     hidden: 256,
     moe: spec(16, 4, 256, { router: sigmoid, shared: { inner: 67, gated: false } }),
-    formats: { gate: 'Q4_K', up: 'Q6_K', down: 'Q8_0', 'shared.gate': 'BF16', 'shared.up': 'BF16', 'shared.down': 'BF16' },
+    formats: {
+      gate: 'Q4_K',
+      up: 'Q6_K',
+      down: 'Q8_0',
+      'shared.gate': 'BF16',
+      'shared.up': 'BF16',
+      'shared.down': 'BF16',
+    },
     bias: spread(16),
   },
   'NVFP4 routed with a BF16 shared expert, one of 64': {
     hidden: 192,
     moe: spec(64, 1, 64, { router: { ...softmax, normalise: false, scale: 1.5 }, shared: { inner: 65, gated: true } }),
-    formats: { gate: 'NVFP4', up: 'NVFP4', down: 'NVFP4', 'shared.gate': 'BF16', 'shared.up': 'BF16', 'shared.down': 'BF16' },
+    formats: {
+      gate: 'NVFP4',
+      up: 'NVFP4',
+      down: 'NVFP4',
+      'shared.gate': 'BF16',
+      'shared.up': 'BF16',
+      'shared.down': 'BF16',
+    },
   },
-  'softmax with a selection bias': { hidden: 64, moe: spec(8, 3, 33, { router: { ...softmax, selectionBias: true } }), formats: {}, bias: spread(8) },
+  'softmax with a selection bias': {
+    hidden: 64,
+    moe: spec(8, 3, 33, { router: { ...softmax, selectionBias: true } }),
+    formats: {},
+    bias: spread(8),
+  },
   'groups by their best': {
-    hidden: 64, moe: spec(16, 4, 32, { router: { ...softmax, groups: { count: 4, used: 2, rankedBy: 'best' } } }), formats: { down: 'Q4_0' },
+    hidden: 64,
+    moe: spec(16, 4, 32, { router: { ...softmax, groups: { count: 4, used: 2, rankedBy: 'best' } } }),
+    formats: { down: 'Q4_0' },
   },
   'groups by their two best': {
-    hidden: 64, moe: spec(16, 4, 32, { router: { ...sigmoid, groups: { count: 4, used: 2, rankedBy: 'twoBest' } } }), formats: { up: 'Q4_1' }, bias: spread(16),
+    hidden: 64,
+    moe: spec(16, 4, 32, { router: { ...sigmoid, groups: { count: 4, used: 2, rankedBy: 'twoBest' } } }),
+    formats: { up: 'Q4_1' },
+    bias: spread(16),
   },
   'softmax groups by their two best': {
-    hidden: 64, moe: spec(12, 2, 32, { router: { ...softmax, groups: { count: 3, used: 1, rankedBy: 'twoBest' } } }), formats: {},
+    hidden: 64,
+    moe: spec(12, 2, 32, { router: { ...softmax, groups: { count: 3, used: 1, rankedBy: 'twoBest' } } }),
+    formats: {},
   },
   'groups of one': {
-    hidden: 32, moe: spec(4, 2, 32, { router: { ...sigmoid, normalise: false, groups: { count: 4, used: 3, rankedBy: 'twoBest' } } }), formats: {}, bias: spread(4),
+    hidden: 32,
+    moe: spec(4, 2, 32, {
+      router: { ...sigmoid, normalise: false, groups: { count: 4, used: 3, rankedBy: 'twoBest' } },
+    }),
+    formats: {},
+    bias: spread(4),
   },
-  'sigmoid without a bias': { hidden: 100, moe: spec(5, 2, 20, { router: { ...sigmoid, selectionBias: false } }), formats: { gate: 'F16', up: 'BF16', down: 'F16' } },
+  'sigmoid without a bias': {
+    hidden: 100,
+    moe: spec(5, 2, 20, { router: { ...sigmoid, selectionBias: false } }),
+    formats: { gate: 'F16', up: 'BF16', down: 'F16' },
+  },
   'one expert': { hidden: 32, moe: spec(1, 1, 32), formats: { gate: 'Q8_0', up: 'Q8_0', down: 'Q8_0' } },
   'all experts': { hidden: 64, moe: spec(4, 4, 64), formats: { gate: 'IQ4_NL', up: 'Q5_1', down: 'Q5_0' } },
-  'experts that no row picks': { hidden: 64, moe: spec(8, 2, 64, { router: sigmoid }), formats: { gate: 'Q4_0' }, bias: [9, -9, 9.1, -9, -9, 9.2, -9, -9] },
+  'experts that no row picks': {
+    hidden: 64,
+    moe: spec(8, 2, 64, { router: sigmoid }),
+    formats: { gate: 'Q4_0' },
+    bias: [9, -9, 9.1, -9, -9, 9.2, -9, -9],
+  },
   'widths that fit nothing': {
-    hidden: 37, moe: spec(7, 3, 67, { shared: { inner: 5, gated: true } }), formats: { router: 'BF16', gate: 'F16', up: 'F32', down: 'BF16', 'shared.down': 'F16' },
+    hidden: 37,
+    moe: spec(7, 3, 67, { shared: { inner: 5, gated: true } }),
+    formats: { router: 'BF16', gate: 'F16', up: 'F32', down: 'BF16', 'shared.down': 'F16' },
   },
   'f32 gate beside int8 up': { hidden: 256, moe: spec(6, 2, 256), formats: { gate: 'F32', up: 'Q6_K', down: 'Q4_K' } },
   'int8 gate beside BF16 up, and so the shared expert': {
-    hidden: 256, moe: spec(6, 2, 256, { shared: { inner: 256, gated: false } }),
-    formats: { gate: 'Q4_K', up: 'BF16', down: 'F16', 'shared.gate': 'Q8_0', 'shared.up': 'F16', 'shared.down': 'Q5_K' },
+    hidden: 256,
+    moe: spec(6, 2, 256, { shared: { inner: 256, gated: false } }),
+    formats: {
+      gate: 'Q4_K',
+      up: 'BF16',
+      down: 'F16',
+      'shared.gate': 'Q8_0',
+      'shared.up': 'F16',
+      'shared.down': 'Q5_K',
+    },
   },
-  'f32 gate and int8 up in one arena, several units each': { hidden: 32, moe: spec(2, 1, 132), formats: { up: 'Q8_0', down: 'BF16' } },
-  'int8 gate and f32 up in one arena, several units each': { hidden: 32, moe: spec(2, 2, 132), formats: { gate: 'MXFP4', down: 'BF16' } },
-  'an int8 router': { hidden: 256, moe: spec(8, 2, 64, { shared: { inner: 64, gated: true } }), formats: { router: 'Q8_0', 'shared.router': 'Q4_K' } },
+  'f32 gate and int8 up in one arena, several units each': {
+    hidden: 32,
+    moe: spec(2, 1, 132),
+    formats: { up: 'Q8_0', down: 'BF16' },
+  },
+  'int8 gate and f32 up in one arena, several units each': {
+    hidden: 32,
+    moe: spec(2, 2, 132),
+    formats: { gate: 'MXFP4', down: 'BF16' },
+  },
+  'an int8 router': {
+    hidden: 256,
+    moe: spec(8, 2, 64, { shared: { inner: 64, gated: true } }),
+    formats: { router: 'Q8_0', 'shared.router': 'Q4_K' },
+  },
 };
 
 function isInt8(format: FormatId | undefined): boolean {
@@ -106,26 +176,47 @@ function isInt8(format: FormatId | undefined): boolean {
 function moeWeights({ hidden, moe, formats, bias }: MoeCase): Record<string, TinyWeight> {
   const { experts, inner, shared } = moe;
   const shapes: [Part, readonly number[]][] = [
-    ['router', [experts, hidden]], ['gate', [experts, inner, hidden]], ['up', [experts, inner, hidden]], ['down', [experts, hidden, inner]],
+    ['router', [experts, hidden]],
+    ['gate', [experts, inner, hidden]],
+    ['up', [experts, inner, hidden]],
+    ['down', [experts, hidden, inner]],
   ];
   if (shared !== undefined) {
-    shapes.push(['shared.gate', [shared.inner, hidden]], ['shared.up', [shared.inner, hidden]], ['shared.down', [hidden, shared.inner]]);
+    shapes.push(
+      ['shared.gate', [shared.inner, hidden]],
+      ['shared.up', [shared.inner, hidden]],
+      ['shared.down', [hidden, shared.inner]],
+    );
     if (shared.gated) shapes.push(['shared.router', [1, hidden]]);
   }
   const weights: Record<string, TinyWeight> = {};
   for (const [index, [part, shape]] of shapes.entries()) {
     const format = formats[part] ?? 'F32';
-    weights[`m.${part}`] = { format, shape, bytes: randomWeight(format, shape.reduce((a, b) => a * b, 1), 100 + index) };
+    weights[`m.${part}`] = {
+      format,
+      shape,
+      bytes: randomWeight(
+        format,
+        shape.reduce((a, b) => a * b, 1),
+        100 + index,
+      ),
+    };
   }
   if (moe.router.selectionBias) weights['m.selectionBias'] = f32Weight(Float32Array.from(bias ?? []), experts);
   return weights;
 }
 
 /** Whether a row's experts stay the same when logits and scores move as far as arithmetic may move them. */
-function isSettled(x: Float32Array, router: Float32Array, { moe, formats, bias }: MoeCase, next: () => number): boolean {
+function isSettled(
+  x: Float32Array,
+  router: Float32Array,
+  { moe, formats, bias }: MoeCase,
+  next: () => number,
+): boolean {
   const { experts, used } = moe;
   const logits = new Float32Array(experts);
-  for (let e = 0; e < experts; e++) for (let i = 0; i < x.length; i++) logits[e] += (x[i] as number) * (router[e * x.length + i] as number);
+  for (let e = 0; e < experts; e++)
+    for (let i = 0; i < x.length; i++) logits[e] += (x[i] as number) * (router[e * x.length + i] as number);
   if (logits.every((logit) => logit === 0)) return true;
   const size = Math.sqrt(logits.reduce((sum, logit) => sum + logit * logit, 0) / experts);
   const slack = (isInt8(formats.router) ? 0.05 : 1e-4) * size;
@@ -133,7 +224,10 @@ function isSettled(x: Float32Array, router: Float32Array, { moe, formats, bias }
   const byScore = moe.router.gating === 'sigmoid' || moe.router.selectionBias;
   const choice = (distance: number) => {
     const moved = logits.map((logit) => logit + slack * distance * (2 * next() - 1));
-    const scores = Float32Array.from({ length: experts }, (_, e) => (bias?.[e] ?? 0) + 1e-5 * distance * (2 * next() - 1));
+    const scores = Float32Array.from(
+      { length: experts },
+      (_, e) => (bias?.[e] ?? 0) + 1e-5 * distance * (2 * next() - 1),
+    );
     return [...route(moved, byScore ? scores : undefined, moe.router, used).experts].sort((a, b) => a - b).join();
   };
   const settled = choice(0);
@@ -162,7 +256,12 @@ function moeGraph(given: MoeCase): Tiny {
   // Saturated sigmoids are all alike: no huge or tiny row is ever settled there.
   assert.ok(unsettled <= (ROWS * 2) / 8, `${unsettled} of ${ROWS} rows had to be left out`);
   return tinyGraph({
-    rows: ROWS, inputs: { x }, operations: [{ kind: 'moe', layer: 0, input: 'x', prefix: 'm', moe, output: 'y' }], widths: { y: hidden }, output: 'y', weights,
+    rows: ROWS,
+    inputs: { x },
+    operations: [{ kind: 'moe', layer: 0, input: 'x', prefix: 'm', moe, output: 'y' }],
+    widths: { y: hidden },
+    output: 'y',
+    weights,
   });
 }
 
@@ -175,8 +274,12 @@ async function check(what: string, given: MoeCase): Promise<void> {
   const stated = row?.tolerance.relativeRms as number;
   assert.equal(tinyPlan(tiny).operations.at(-1)?.rows.step, row?.name);
   const values = await checkRows(tiny, {
-    names: ['y'], what, options: { features: RELAXED }, tolerance: () => (int8 ? stated : FLOAT_TOLERANCE),
-    slack: CASE_SLACK, onError: (error) => int8 && errors.push(error),
+    names: ['y'],
+    what,
+    options: { features: RELAXED },
+    tolerance: () => (int8 ? stated : FLOAT_TOLERANCE),
+    slack: CASE_SLACK,
+    onError: (error) => int8 && errors.push(error),
   });
   if (int8) checkRounded(given, tiny, values.y as Float32Array, what);
   await checkSameBits(tiny, values, { features: PLAIN }, `${what}, plain SIMD`);
@@ -187,7 +290,10 @@ async function check(what: string, given: MoeCase): Promise<void> {
 /** Far closer than int8 allows: to the reference over the same rounded activations. */
 function checkRounded({ moe, formats }: MoeCase, { weights, bytes }: Tiny, found: Float32Array, what: string): void {
   const valuesOf = (name: string) => {
-    const { format, parts: [part] } = weights.get(name) as Weight;
+    const {
+      format,
+      parts: [part],
+    } = weights.get(name) as Weight;
     return decoded(format, bytes.slice(part?.offset, (part?.offset ?? 0) + (part?.bytes ?? 0)));
   };
   const cache = new Map<string, Float32Array>();
@@ -197,7 +303,11 @@ function checkRounded({ moe, formats }: MoeCase, { weights, bytes }: Tiny, found
     return known;
   };
   const expected = roundedMoe(valuesOf('table x'), moe, weight, (part) => isInt8(formats[part as Part]));
-  nearByKind({ y: found }, { y: expected }, { rows: ROWS, tolerance: () => ROUNDED_TOLERANCE, what: `${what}, over rounded activations` });
+  nearByKind(
+    { y: found },
+    { y: expected },
+    { rows: ROWS, tolerance: () => ROUNDED_TOLERANCE, what: `${what}, over rounded activations` },
+  );
 }
 
 describe('moe', () => {
@@ -214,7 +324,8 @@ describe('moe', () => {
   for (const [name, given] of Object.entries(cases)) test(name, () => check(name, given));
 
   for (const { id } of cpuFormats) {
-    test(`${id} throughout`, () => check(id, { hidden: 256, moe: spec(3, 2, 256), formats: { gate: id, up: id, down: id } }));
+    test(`${id} throughout`, () =>
+      check(id, { hidden: 256, moe: spec(3, 2, 256), formats: { gate: id, up: id, down: id } }));
   }
 
   test('over all that int8 rounds, the stated tolerance holds', () => {

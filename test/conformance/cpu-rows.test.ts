@@ -12,7 +12,7 @@ import type { Mode } from '../../src/backend/kernel.ts';
 import { type DeviceModel, type DeviceOptions, withDevice } from '../support/device.ts';
 import { families, familyFile } from '../support/families.ts';
 import { BUNDLED } from '../support/models.ts';
-import { PLAIN, RELAXED, sameBits, SMALL_ARENAS } from './support/compare.ts';
+import { PLAIN, RELAXED, SMALL_ARENAS, sameBits } from './support/compare.ts';
 
 const CONTEXT = 192;
 /** Of one sequence; 64 of them are open at once. */
@@ -61,7 +61,8 @@ const run = (sequence: number, first: number, count: number): Row[] =>
 /** A prompt in chunks; the logits of its last rows, those of the last chunk that has any. */
 async function promptIn(model: DeviceModel, length: number, size: number, pages = tidy): Promise<Float32Array> {
   let last = new Float32Array(0) as Float32Array;
-  for (let at = 0; at < length; at += size) last = await logitsOf(model, 'prompt', run(0, at, Math.min(size, length - at)), pages);
+  for (let at = 0; at < length; at += size)
+    last = await logitsOf(model, 'prompt', run(0, at, Math.min(size, length - at)), pages);
   return last;
 }
 
@@ -71,7 +72,10 @@ describe('a step row has the same bits', () => {
       withDevice(path, options, async (model) => {
         const { vocabulary } = model.spec;
         // Prompts of 1 to 150 rows, so that contexts end on both sides of page borders.
-        const lengths = Array.from({ length: SEQUENCES }, (_, sequence) => [1, 5, 63, 64, 65, 130][sequence % 6] as number);
+        const lengths = Array.from(
+          { length: SEQUENCES },
+          (_, sequence) => [1, 5, 63, 64, 65, 130][sequence % 6] as number,
+        );
         for (const [sequence, length] of lengths.entries()) await logitsOf(model, 'prompt', run(sequence, 0, length));
         const rows = lengths.map((position, sequence): Row => ({ sequence, position }));
         const all = await logitsOf(model, 'step', rows);
@@ -81,12 +85,20 @@ describe('a step row has the same bits', () => {
         }
         for (const count of [2, 3, 4, 5, 8, 31]) {
           const some = rows.slice(count, 2 * count);
-          sameBits(await logitsOf(model, 'step', some), all.subarray(count * vocabulary, 2 * count * vocabulary), `${name}: ${count} rows`);
+          sameBits(
+            await logitsOf(model, 'step', some),
+            all.subarray(count * vocabulary, 2 * count * vocabulary),
+            `${name}: ${count} rows`,
+          );
         }
         // In another order, so that a row has another place.
         const turned = await logitsOf(model, 'step', rows.toReversed());
         rows.forEach((_, i) => {
-          sameBits(turned.subarray(i * vocabulary, (i + 1) * vocabulary), rowOf(63 - i), `${name}: place ${i} of the batch turned round`);
+          sameBits(
+            turned.subarray(i * vocabulary, (i + 1) * vocabulary),
+            rowOf(63 - i),
+            `${name}: place ${i} of the batch turned round`,
+          );
         });
       }));
 
@@ -103,7 +115,11 @@ describe('a step row has the same bits', () => {
           await promptIn(model, first, 160);
           const verify = await logitsOf(model, 'step', run(0, first, count));
           for (let i = 0; i < count; i++) {
-            sameBits(verify.subarray(i * vocabulary, (i + 1) * vocabulary), alone[i] as Float32Array, `${name}: row ${i} of ${count}`);
+            sameBits(
+              verify.subarray(i * vocabulary, (i + 1) * vocabulary),
+              alone[i] as Float32Array,
+              `${name}: row ${i} of ${count}`,
+            );
           }
         }
       }));
@@ -119,7 +135,11 @@ describe('a step row has the same bits', () => {
           assert.ok(rows >= 1);
           sameBits(found, whole.subarray(whole.length - rows * vocabulary), `${name}: chunks of ${size}`);
         }
-        sameBits(await promptIn(model, length, 64, scattered), await promptIn(model, length, 64), `${name}: scattered pages`);
+        sameBits(
+          await promptIn(model, length, 64, scattered),
+          await promptIn(model, length, 64),
+          `${name}: scattered pages`,
+        );
         const step = await logitsOf(model, 'step', run(0, length, 3), scattered);
         await promptIn(model, length, 64);
         sameBits(await logitsOf(model, 'step', run(0, length, 3)), step, `${name}: a step over scattered pages`);
@@ -135,7 +155,9 @@ describe('no bit depends on where it was computed', () => {
     'arenas of 256 KiB': { threads: 1, arenaBytes: 2 ** 18 },
     'arenas of 8 MiB': { threads: 1, arenaBytes: 2 ** 23 },
   };
-  for (const { name, path } of models.filter((model) => ['qwen2moe', 'glm4moe', 'llama', BUNDLED].includes(model.name))) {
+  for (const { name, path } of models.filter((model) =>
+    ['qwen2moe', 'glm4moe', 'llama', BUNDLED].includes(model.name),
+  )) {
     test(name, async () => {
       const compute = (more: DeviceOptions) =>
         withDevice(path, { ...options, sessions: 2, ...more }, async (model) => {
@@ -147,7 +169,8 @@ describe('no bit depends on where it was computed', () => {
       assert.equal(expected.arenas, 1);
       for (const [place, more] of Object.entries(places)) {
         const found = await compute(more);
-        if ((more.arenaBytes ?? Number.POSITIVE_INFINITY) <= 2 ** 18) assert.ok(found.arenas > 2, `${found.arenas} arenas`);
+        if ((more.arenaBytes ?? Number.POSITIVE_INFINITY) <= 2 ** 18)
+          assert.ok(found.arenas > 2, `${found.arenas} arenas`);
         sameBits(found.prompt, expected.prompt, `${place}: prompt`);
         sameBits(found.step, expected.step, `${place}: step`);
       }

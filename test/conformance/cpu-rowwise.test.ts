@@ -11,9 +11,18 @@ import type { RopeScaling } from '../../src/model/spec.ts';
 import { formatOf } from '../../src/quant/index.ts';
 import { f32Of, readSafetensors, tensorOf } from '../support/safetensors.ts';
 import { decoded, gaussians, nastyRows, random, randomWeight } from './support/blocks.ts';
-import { checkRows, checkSameBits, near, PLAIN, ROWS, sameBits, SMALL_ARENAS } from './support/compare.ts';
+import { checkRows, checkSameBits, near, PLAIN, ROWS, SMALL_ARENAS, sameBits } from './support/compare.ts';
 import { formatOfRow } from './support/requests.ts';
-import { bindWeights, f32Weight, onCpu, rowsStep, type Tiny, tinyGraph, tinyPlan, type TinyWeight } from './support/tiny-graph.ts';
+import {
+  bindWeights,
+  f32Weight,
+  onCpu,
+  rowsStep,
+  type Tiny,
+  type TinyWeight,
+  tinyGraph,
+  tinyPlan,
+} from './support/tiny-graph.ts';
 
 const rowsOf = (kind: OperationKind) => cpuRows.filter(({ operation }) => operation === kind);
 
@@ -21,8 +30,15 @@ const rowsOf = (kind: OperationKind) => cpuRows.filter(({ operation }) => operat
 function embedding(weight: TinyWeight): Tiny {
   const [rows, columns] = weight.shape as readonly [number, number];
   const operations: Operation[] = [{ kind: 'embed', layer: -1, weight: 'embedding', output: 'y' }];
-  const spec = { ...tinyGraph({ rows, inputs: { x: new Float32Array(rows) }, operations: [], widths: {}, output: 'x' }).spec, hidden: columns };
-  return { spec, graph: { operations, widths: { y: columns }, logits: 'y', hidden: [] }, ...bindWeights({ embedding: weight }) };
+  const spec = {
+    ...tinyGraph({ rows, inputs: { x: new Float32Array(rows) }, operations: [], widths: {}, output: 'x' }).spec,
+    hidden: columns,
+  };
+  return {
+    spec,
+    graph: { operations, widths: { y: columns }, logits: 'y', hidden: [] },
+    ...bindWeights({ embedding: weight }),
+  };
 }
 
 describe('embed', () => {
@@ -61,12 +77,15 @@ describe('embed', () => {
 });
 
 /** Operations of one kind side by side, each output by its name. */
-async function check(what: string, given: {
-  readonly inputs: Readonly<Record<string, Float32Array<ArrayBuffer>>>;
-  readonly operations: readonly Operation[];
-  readonly widths: Readonly<Record<string, number>>;
-  readonly weights?: Readonly<Record<string, TinyWeight>>;
-}): Promise<void> {
+async function check(
+  what: string,
+  given: {
+    readonly inputs: Readonly<Record<string, Float32Array<ArrayBuffer>>>;
+    readonly operations: readonly Operation[];
+    readonly widths: Readonly<Record<string, number>>;
+    readonly weights?: Readonly<Record<string, TinyWeight>>;
+  },
+): Promise<void> {
   const names = given.operations.map(({ output }) => output);
   const tiny = tinyGraph({ ...given, rows: ROWS, output: names.at(-1) as string });
   const stated = rowsOf(given.operations[0]?.kind as OperationKind)[0]?.tolerance.relativeRms as number;
@@ -79,15 +98,28 @@ describe('norm', () => {
   for (const width of [1, 2, 3, 4, 5, 7, 12, 15, 16, 17, 31, 33, 64, 100, 515]) {
     test(`norm: ${width} wide, whole and in groups`, () => {
       const groups = [1, 2, 3, 5, 16].filter((count) => width % count === 0);
-      const operations = groups.map((count): Operation => ({
-        kind: 'norm', layer: 0, input: 'x', weight: `w${count}`, epsilon: count === 1 ? 1e-5 : 1e-6, group: width / count, output: `y${count}`,
-      }));
+      const operations = groups.map(
+        (count): Operation => ({
+          kind: 'norm',
+          layer: 0,
+          input: 'x',
+          weight: `w${count}`,
+          epsilon: count === 1 ? 1e-5 : 1e-6,
+          group: width / count,
+          output: `y${count}`,
+        }),
+      );
       const next = random(width);
       return check(`norm of ${width}`, {
         inputs: { x: nastyRows(ROWS, width, width) },
         operations,
         widths: Object.fromEntries(groups.map((count) => [`y${count}`, width])),
-        weights: Object.fromEntries(groups.map((count) => [`w${count}`, f32Weight(gaussians(width / count, next) as Float32Array<ArrayBuffer>, width / count)])),
+        weights: Object.fromEntries(
+          groups.map((count) => [
+            `w${count}`,
+            f32Weight(gaussians(width / count, next) as Float32Array<ArrayBuffer>, width / count),
+          ]),
+        ),
       });
     });
   }
@@ -101,16 +133,32 @@ describe('rope', () => {
     { kind: 'factors' },
     { kind: 'yarn', factor: 4, originalContext: 64, betaFast: 32, betaSlow: 1, magnitude: 1.138, truncate: true },
   ];
-  for (const [headDim, heads] of [[2, 3], [6, 1], [20, 5], [64, 2], [128, 5], [132, 1]] as const) {
+  for (const [headDim, heads] of [
+    [2, 3],
+    [6, 1],
+    [20, 5],
+    [64, 2],
+    [128, 5],
+    [132, 1],
+  ] as const) {
     test(`rope: ${heads} heads of ${headDim}, in part and whole, both pairings`, async () => {
       const parts = [...new Set([2, 2 * Math.floor(headDim / 4), headDim])].filter((dimensions) => dimensions > 0);
       const width = heads * headDim;
       for (const scaling of scalings) {
         const operations = (['half', 'adjacent'] as const).flatMap((pairing) =>
           // The file's factors are of one length, so only whole heads have them.
-          parts.filter((dimensions) => scaling.kind !== 'factors' || dimensions === headDim).map((dimensions): Operation => ({
-            kind: 'rope', layer: 0, input: 'x', headDim, rope: { pairing, dimensions, base: 10000, scaling }, output: `${pairing} ${dimensions}`,
-          })),
+          parts
+            .filter((dimensions) => scaling.kind !== 'factors' || dimensions === headDim)
+            .map(
+              (dimensions): Operation => ({
+                kind: 'rope',
+                layer: 0,
+                input: 'x',
+                headDim,
+                rope: { pairing, dimensions, base: 10000, scaling },
+                output: `${pairing} ${dimensions}`,
+              }),
+            ),
         );
         const next = random(headDim);
         const factors = Float32Array.from({ length: headDim / 2 }, () => 1 + 7 * next());
@@ -134,7 +182,10 @@ describe('rope', () => {
       const [first, far] = [await at(0), await at(255)];
       assert.notDeepEqual(first, far);
       const both = await cpu.run({
-        ...rowsStep('step', 0, 2), tokens: Int32Array.of(0, 0), positions: Int32Array.of(255, 0), sequences: Int32Array.of(0, 1),
+        ...rowsStep('step', 0, 2),
+        tokens: Int32Array.of(0, 0),
+        positions: Int32Array.of(255, 0),
+        sequences: Int32Array.of(0, 1),
         pageTables: [Int32Array.of(0, 1, 2, 3), Int32Array.of(0)],
       });
       sameBits(both.subarray(0, 4), far, 'position 255');
@@ -154,7 +205,11 @@ describe('glu and add', () => {
         operations: [{ kind: 'glu', layer: 0, gate: 'left', up: 'right', activation: 'silu', output: 'y' }],
         widths: { y: width },
       });
-      await check(`add of ${width}`, { inputs, operations: [{ kind: 'add', layer: 0, left: 'left', right: 'right', output: 'y' }], widths: { y: width } });
+      await check(`add of ${width}`, {
+        inputs,
+        operations: [{ kind: 'add', layer: 0, left: 'left', right: 'right', output: 'y' }],
+        widths: { y: width },
+      });
     });
   }
 
@@ -162,16 +217,32 @@ describe('glu and add', () => {
     const gates = [-1e30, -1000, -89, -88, -87, -50, -10, -1e-30, 0, 1e-30, 10, 50, 87, 88, 89, 1000, 1e30];
     const left = Float32Array.from({ length: ROWS * gates.length }, (_, i) => gates[i % gates.length] as number);
     const right = new Float32Array(left.length).fill(1);
-    const operations: Operation[] = [{ kind: 'glu', layer: 0, gate: 'left', up: 'right', activation: 'silu', output: 'y' }];
-    const tiny = tinyGraph({ rows: ROWS, inputs: { left, right }, operations, widths: { y: gates.length }, output: 'y' });
+    const operations: Operation[] = [
+      { kind: 'glu', layer: 0, gate: 'left', up: 'right', activation: 'silu', output: 'y' },
+    ];
+    const tiny = tinyGraph({
+      rows: ROWS,
+      inputs: { left, right },
+      operations,
+      widths: { y: gates.length },
+      output: 'y',
+    });
     await onCpu(tiny, {}, async (cpu) => {
       const found = await cpu.run(rowsStep('step', 0, 1));
       gates.forEach((gate, i) => {
         const expected = gate / (1 + Math.exp(-gate));
         const slack = 1e-6 * Math.abs(expected) + (gate < -80 ? 1e-8 : 0);
-        assert.ok(Math.abs((found[i] as number) - expected) <= slack, `silu(${gate}) is ${found[i]}, expected ${expected}`);
+        assert.ok(
+          Math.abs((found[i] as number) - expected) <= slack,
+          `silu(${gate}) is ${found[i]}, expected ${expected}`,
+        );
       });
-      near(found.slice(8), Float32Array.from(gates.slice(8), (gate) => gate / (1 + Math.exp(-gate))), 1e-6, 'silu');
+      near(
+        found.slice(8),
+        Float32Array.from(gates.slice(8), (gate) => gate / (1 + Math.exp(-gate))),
+        1e-6,
+        'silu',
+      );
     });
   });
 });

@@ -36,11 +36,11 @@ function conclave(argv: readonly string[], options: RunOptions = {}): Promise<Ou
     const limit = setTimeout(() => child.kill('SIGKILL'), LIMIT_MS);
     child.stdout.once('data', () => options.onText?.(child));
     child.stdout.on('data', (chunk: Buffer) => {
-    text.out += chunk;
-  });
+      text.out += chunk;
+    });
     child.stderr.on('data', (chunk: Buffer) => {
-    text.err += chunk;
-  });
+      text.err += chunk;
+    });
     child.on('error', reject);
     child.on('close', (code, signal) => {
       clearTimeout(limit);
@@ -57,7 +57,10 @@ test('start answers the default question with the bundled model, and says how fa
   assert.equal(err.match(/^conclave:/m), null, err);
   assert.equal(code, 0);
   assert.equal(out, 'A glacier is a slowly moving mass of ice.\n');
-  assert.match(err, /^> What is a glacier\?\nprefill \d+ tokens, [\d.,]+ tokens\/s · decode \d+ tokens, [\d.,]+ tokens\/s\n$/);
+  assert.match(
+    err,
+    /^> What is a glacier\?\nprefill \d+ tokens, [\d.,]+ tokens\/s · decode \d+ tokens, [\d.,]+ tokens\/s\n$/,
+  );
 });
 
 test('run answers a prompt from -p, from -f - and from a pipe alike', async () => {
@@ -86,7 +89,16 @@ test('--json says what was generated and why it ended', async () => {
 });
 
 test('--raw continues the text as it is, and a stop text ends it without being printed', async () => {
-  const { code, out } = await conclave(['run', '--raw', '--temp', '0', '--stop', 'mass', '-p', '<|im_start|>user\nWhat is a glacier?<|im_end|>\n<|im_start|>assistant\n']);
+  const { code, out } = await conclave([
+    'run',
+    '--raw',
+    '--temp',
+    '0',
+    '--stop',
+    'mass',
+    '-p',
+    '<|im_start|>user\nWhat is a glacier?<|im_end|>\n<|im_start|>assistant\n',
+  ]);
   assert.equal(code, 0);
   assert.equal(out, 'A glacier is a slowly moving \n');
 });
@@ -100,7 +112,9 @@ test('the same seed draws the same answer', async () => {
 });
 
 test('a chat over a pipe keeps the conversation and ends with its input', async () => {
-  const { code, out } = await conclave(['run', '--chat', '--temp', '0'], { stdin: 'What is a glacier?\nWhat is a computer?\n' });
+  const { code, out } = await conclave(['run', '--chat', '--temp', '0'], {
+    stdin: 'What is a glacier?\nWhat is a computer?\n',
+  });
   assert.equal(code, 0);
   const [first, second] = out.split('\n');
   assert.equal(first, 'A glacier is a slowly moving mass of ice.');
@@ -134,7 +148,12 @@ test('a refusal names each reason on a line of its own, --verbose adds its code'
 });
 
 test('--ignore-key runs a file in spite of a key that nobody knows, and the plan shows it', async () => {
-  const { code, out } = await conclave(['plan', bad('unknown-arch-key.gguf'), '--ignore-key', 'llama.attention.warp_drive']);
+  const { code, out } = await conclave([
+    'plan',
+    bad('unknown-arch-key.gguf'),
+    '--ignore-key',
+    'llama.attention.warp_drive',
+  ]);
   assert.equal(code, 0);
   assert.match(out, /ignored\n.*llama\.attention\.warp_drive: /);
 });
@@ -157,7 +176,7 @@ test('Ctrl-C ends a run with 130, keeps what was written and says nothing', asyn
   assert.equal(err, '');
 });
 
-test('Ctrl-C stops a chat\'s answer, a second one leaves', async () => {
+test("Ctrl-C stops a chat's answer, a second one leaves", async () => {
   const { code, out, err } = await conclave(['run', '--chat', ...ENDLESS], {
     stdin: 'What is a glacier?\n',
     keepOpen: true,
@@ -177,8 +196,14 @@ test('inspect shows a whole model', async () => {
   const { code, out } = await conclave(['inspect']);
   assert.equal(code, 0);
   for (const said of [
-    'GGUF version 3', 'tokenizer.ggml.tokens', 'string[6144]', 'blk.4.ffn_gate_exps.weight', 'Q4_K', '4.50 bits a value',
-    '16 experts of 256, 4 used', 'Conclave can run it.',
+    'GGUF version 3',
+    'tokenizer.ggml.tokens',
+    'string[6144]',
+    'blk.4.ffn_gate_exps.weight',
+    'Q4_K',
+    '4.50 bits a value',
+    '16 experts of 256, 4 used',
+    'Conclave can run it.',
   ]) {
     assert.ok(out.includes(said), said);
   }
@@ -196,7 +221,11 @@ test('inspect --json holds every key, tensor and token', async () => {
 });
 
 test('inspect shows a sound file that cannot run, with the reason at its end', async () => {
-  for (const [name, said] of [['arch-unknown', 'zzz'], ['pre-unknown', 'hyperbpe'], ['unknown-tensor', 'blk.0.attn_warp.weight']] as const) {
+  for (const [name, said] of [
+    ['arch-unknown', 'zzz'],
+    ['pre-unknown', 'hyperbpe'],
+    ['unknown-tensor', 'blk.0.attn_warp.weight'],
+  ] as const) {
     const { code, out, err } = await conclave(['inspect', bad(`${name}.gguf`)]);
     assert.equal(code, 0, err);
     assert.match(out, /metadata: \d+ keys/);
@@ -229,10 +258,15 @@ test('bench prints both speeds and the share of the memory bandwidth', async () 
   const { code, out, err } = await conclave(['bench', '-p', '32', '-n', '8', '-r', '2', '--json']);
   assert.equal(code, 0, err);
   const result = JSON.parse(out);
-  for (const [name, tokens] of [['prefill', 32], ['decode', 8]] as const) {
+  for (const [name, tokens] of [
+    ['prefill', 32],
+    ['decode', 8],
+  ] as const) {
     assert.equal(result[name].tokens, tokens);
     assert.equal(result[name].runs.length, 2);
-    assert.ok(result[name].min > 0 && result[name].min <= result[name].median && result[name].median <= result[name].max);
+    assert.ok(
+      result[name].min > 0 && result[name].min <= result[name].median && result[name].median <= result[name].max,
+    );
   }
   assert.ok(result.bandwidthShare > 0 && result.loadMs > 0 && result.bytesPerToken > 1e6);
 });

@@ -7,7 +7,15 @@ import assert from 'node:assert/strict';
 import { readFile } from 'node:fs/promises';
 import { after, before, suite, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { type ByteSource, type GenerateOptions, load, type Model, type Part, planModel, type Prompt } from '../../src/index.ts';
+import {
+  type ByteSource,
+  type GenerateOptions,
+  load,
+  type Model,
+  type Part,
+  type Prompt,
+  planModel,
+} from '../../src/index.ts';
 
 const path = (name: string) => fileURLToPath(new URL(`../../${name}`, import.meta.url));
 const bundled = path('models/lexicon-glm4moe-Q4_K_M.gguf');
@@ -38,7 +46,9 @@ for (const device of ['reference', 'cpu'] as const) {
     after(() => model.dispose());
 
     test('answers greedily as it was recorded to', async () => {
-      const recorded = JSON.parse(await readFile(path('test/fixtures/references/lexicon-glm4moe-Q4_K_M.reference.json'), 'utf8'));
+      const recorded = JSON.parse(
+        await readFile(path('test/fixtures/references/lexicon-glm4moe-Q4_K_M.reference.json'), 'utf8'),
+      );
       for (const { messages, greedy, answer, ids, text } of recorded.slice(0, device === 'cpu' ? 3 : 1)) {
         const finish = await fresh(model, messages, { temperature: 0 });
         assert.deepEqual(finish.tokens, greedy);
@@ -61,7 +71,11 @@ for (const device of ['reference', 'cpu'] as const) {
     test('a second turn over reused prompt rows is the one of a fresh session', async () => {
       await using session = model.session();
       const first = await finishOf(session.generate(question('Define courage.'), { temperature: 0, maxTokens: few }));
-      const talk = [...question('Define courage.'), { role: 'assistant', content: first.text }, { role: 'user', content: 'And fear?' }];
+      const talk = [
+        ...question('Define courage.'),
+        { role: 'assistant', content: first.text },
+        { role: 'user', content: 'And fear?' },
+      ];
       const second = await finishOf(session.generate(talk, { temperature: 0, maxTokens: few, reuse: 'prompt' }));
       assert.ok(second.usage.cachedTokens >= 10);
       assert.deepEqual(second.tokens, (await fresh(model, talk, { temperature: 0, maxTokens: few })).tokens);
@@ -76,7 +90,15 @@ for (const device of ['reference', 'cpu'] as const) {
     });
 
     test('the seed decides', async () => {
-      const options: GenerateOptions = { temperature: 3, topK: 0, topP: 1, minP: 0, maxTokens: few, seed: 11, ignoreEos: true };
+      const options: GenerateOptions = {
+        temperature: 3,
+        topK: 0,
+        topP: 1,
+        minP: 0,
+        maxTokens: few,
+        seed: 11,
+        ignoreEos: true,
+      };
       const drawn = await fresh(model, question('Hello'), options);
       assert.deepEqual((await fresh(model, question('Hello'), options)).tokens, drawn.tokens);
       assert.notDeepEqual((await fresh(model, question('Hello'), { ...options, seed: 12 })).tokens, drawn.tokens);
@@ -99,7 +121,11 @@ test('chunks of any size give the same answer', async () => {
 
 test('a context that fills up ends with length', async () => {
   await using model = await load(family('qwen3'), { device: 'reference', context: 40 });
-  const finish = await fresh(model, { tokens: Array.from({ length: 30 }, (_, i) => i + 5) }, { temperature: 0, ignoreEos: true });
+  const finish = await fresh(
+    model,
+    { tokens: Array.from({ length: 30 }, (_, i) => i + 5) },
+    { temperature: 0, ignoreEos: true },
+  );
   assert.deepEqual([finish.reason, finish.tokens.length], ['length', 10]);
 });
 
@@ -163,6 +189,9 @@ test('bad options of load are refused by name', async () => {
     [{ device: 'gpu' }, /device: found "gpu", expected 'cpu' or 'reference'/],
     [{ contextLength: 5 }, /no option "contextLength"/],
   ] as const) {
-    await assert.rejects(load(bundled, options as never), (error) => error instanceof Error && message.test(error.message));
+    await assert.rejects(
+      load(bundled, options as never),
+      (error) => error instanceof Error && message.test(error.message),
+    );
   }
 });

@@ -54,7 +54,8 @@ for (const family of families) {
           checkLogits(logits, f32Of(expected, 'logits'), cache);
           const { vocabulary } = model.spec;
           const steps = new Float32Array(logits.length);
-          for (const [at, token] of tokens.entries()) steps.set(await runTokens(model, [token], at, 'step'), at * vocabulary);
+          for (const [at, token] of tokens.entries())
+            steps.set(await runTokens(model, [token], at, 'step'), at * vocabulary);
           checkLogits(steps, f32Of(expected, 'logits'), cache);
           if (cache === 'f16') return;
           const greedy = await greedyAfter(model, tokens, argmax(steps.subarray(-vocabulary)), 16);
@@ -67,10 +68,14 @@ for (const family of families) {
 test('qwen2moe: a shared expert whose gate the file keeps as a vector is the same model', async () => {
   const file = await openModelFile(await nodeModelSource(familyFile('qwen2moe', 'model.gguf')));
   const whole = readFileSync(familyFile('qwen2moe', 'model.gguf'));
-  const tensors = [...file.tensors.values()].map(({ name, format, shape, offset, bytes }): TensorWithData => ({
-    name, format, data: whole.subarray(offset, offset + bytes),
-    shape: name.endsWith('ffn_gate_inp_shexp.weight') ? shape.slice(-1) : shape,
-  }));
+  const tensors = [...file.tensors.values()].map(
+    ({ name, format, shape, offset, bytes }): TensorWithData => ({
+      name,
+      format,
+      data: whole.subarray(offset, offset + bytes),
+      shape: name.endsWith('ffn_gate_inp_shexp.weight') ? shape.slice(-1) : shape,
+    }),
+  );
   const changed = writeGguf({ metadata: Object.fromEntries(file.metadata), tensors });
   await file.close();
   assert.ok(tensors.some(({ name, shape }) => name.endsWith('ffn_gate_inp_shexp.weight') && shape.length === 1));

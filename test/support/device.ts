@@ -45,7 +45,11 @@ export function backendOf(plan: Plan): Backend {
 }
 
 /** Loads a model and gives it to `use`; everything is closed afterwards. */
-export async function withDevice<T>(path: string, options: DeviceOptions, use: (model: DeviceModel) => Promise<T>): Promise<T> {
+export async function withDevice<T>(
+  path: string,
+  options: DeviceOptions,
+  use: (model: DeviceModel) => Promise<T>,
+): Promise<T> {
   const file: ModelFile = await openModelFile(await nodeModelSource(path));
   try {
     const { spec, weights } = readModel(file);
@@ -77,14 +81,19 @@ export function stepOf(mode: Mode, rows: readonly StepRow[], pagesEach: number):
     tokens: Int32Array.from(rows, ({ token }) => token),
     positions: Int32Array.from(rows, ({ position }) => position),
     sequences: Int32Array.from(rows, ({ sequence = 0 }) => sequences.indexOf(sequence)),
-    pageTables: sequences.map((sequence) => Int32Array.from({ length: pagesEach }, (_, page) => sequence * pagesEach + page)),
+    pageTables: sequences.map((sequence) =>
+      Int32Array.from({ length: pagesEach }, (_, page) => sequence * pagesEach + page),
+    ),
     wanted: Int32Array.from(rows, (_, row) => row),
   };
 }
 
 /** Logits of tokens at positions `start` … of sequence 0, copied. */
 export async function runTokens(
-  { executable, plan }: DeviceModel, tokens: ArrayLike<number>, start: number, mode: Mode,
+  { executable, plan }: DeviceModel,
+  tokens: ArrayLike<number>,
+  start: number,
+  mode: Mode,
 ): Promise<Float32Array> {
   const rows = Array.from(tokens, (token, index) => ({ token, position: start + index }));
   return (await executable.run(stepOf(mode, rows, Math.ceil(plan.context / PAGE_ROWS)))).slice();

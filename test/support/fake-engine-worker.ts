@@ -18,9 +18,10 @@ const FAULTS: Readonly<Record<number, () => void>> = {
   // The worker dies.
   121: () => process.exit(3),
   // An error outside any request.
-  122: () => queueMicrotask(() => {
-    throw new Error('thrown in the void');
-  }),
+  122: () =>
+    queueMicrotask(() => {
+      throw new Error('thrown in the void');
+    }),
   // A run that takes a while.
   123: () => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 20),
 };
@@ -29,7 +30,8 @@ const backend: Backend = {
   device: 'reference',
   rows: [],
   async prepare({ plan, spec, sources, onProgress }) {
-    if (plan.architecture === 'refused') throw new Refusal('nothing serves this', { reasons: [{ row: 'row', reason: 'because' }] });
+    if (plan.architecture === 'refused')
+      throw new Refusal('nothing serves this', { reasons: [{ row: 'row', reason: 'because' }] });
     if (plan.architecture === 'dies') process.exit(4);
     if (plan.architecture === 'never') await new Promise(() => {});
     // Reads every byte of every source twice, into shared memory and into its own, and compares.

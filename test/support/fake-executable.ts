@@ -16,7 +16,11 @@ export interface FakeOptions {
 export class FakeExecutable implements Executable {
   readonly bytes = 0;
   /** Every run, copied. */
-  readonly runs: { readonly mode: string; readonly tokens: readonly number[]; readonly positions: readonly number[] }[] = [];
+  readonly runs: {
+    readonly mode: string;
+    readonly tokens: readonly number[];
+    readonly positions: readonly number[];
+  }[] = [];
   disposed = false;
   readonly #options: FakeOptions;
   readonly #cache: Int32Array;
@@ -47,7 +51,8 @@ export class FakeExecutable implements Executable {
     });
     const logits = new Float32Array(wanted.length * vocabulary);
     wanted.forEach((row, index) => {
-      for (let id = 0; id < vocabulary; id++) logits[index * vocabulary + id] = (mix(states[row]!, id) >>> 8) * 2 ** -20;
+      for (let id = 0; id < vocabulary; id++)
+        logits[index * vocabulary + id] = (mix(states[row]!, id) >>> 8) * 2 ** -20;
     });
     return logits;
   }

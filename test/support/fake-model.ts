@@ -27,11 +27,34 @@ export interface FakeModelOptions extends Pick<LoadOptions, 'onProgress' | 'sign
 }
 
 export async function fakeModel(options: FakeModelOptions = {}): Promise<LoadedModel> {
-  const { architecture = 'fake', context = 512, pages = 64, sources = [], sampling = {}, onWorker, onProgress, signal } = options;
+  const {
+    architecture = 'fake',
+    context = 512,
+    pages = 64,
+    sources = [],
+    sampling = {},
+    onWorker,
+    onProgress,
+    signal,
+  } = options;
   const plan: Plan = {
-    architecture, device: 'reference', threads: 1, features: [], context, contextReason: 'asked for', maxRows: { prompt: 32, step: 64, wanted: 64 },
-    cache: { type: 'f32', pages, pageRows: 64, bytes: 0 }, arenas: [], arenaBytes: 0, operations: [], weights: [], buffers: [], ignored: [],
-    bytes: { weights: 0, cache: 0, buffers: 0, total: 0 }, bytesPerToken: 0, reproducible: true,
+    architecture,
+    device: 'reference',
+    threads: 1,
+    features: [],
+    context,
+    contextReason: 'asked for',
+    maxRows: { prompt: 32, step: 64, wanted: 64 },
+    cache: { type: 'f32', pages, pageRows: 64, bytes: 0 },
+    arenas: [],
+    arenaBytes: 0,
+    operations: [],
+    weights: [],
+    buffers: [],
+    ignored: [],
+    bytes: { weights: 0, cache: 0, buffers: 0, total: 0 },
+    bytesPerToken: 0,
+    reproducible: true,
   };
   const platform = {
     spawnWorker(entry: string, data: unknown) {
@@ -43,7 +66,15 @@ export async function fakeModel(options: FakeModelOptions = {}): Promise<LoadedM
   const engine = await EngineClient.start({
     booted: bootEngine(platform, { device: 'reference', threads: 1 }),
     plan,
-    spec: { architecture, vocabulary: VOCABULARY, hidden: 1, trainedContext: context, layers: [], finalNorm: { epsilon: 1e-6 }, head: { tied: true } },
+    spec: {
+      architecture,
+      vocabulary: VOCABULARY,
+      hidden: 1,
+      trainedContext: context,
+      layers: [],
+      finalNorm: { epsilon: 1e-6 },
+      head: { tied: true },
+    },
     graph: { operations: [], widths: {}, logits: 'logits', hidden: [] },
     weights: new Map(),
     sources,
@@ -51,11 +82,22 @@ export async function fakeModel(options: FakeModelOptions = {}): Promise<LoadedM
     signal,
   });
   return new LoadedModel({
-    file: { container: 'gguf', version: 3, name: 'fake', metadata: new Map(), tensors: new Map(), sources, async close() {} },
+    file: {
+      container: 'gguf',
+      version: 3,
+      name: 'fake',
+      metadata: new Map(),
+      tensors: new Map(),
+      sources,
+      async close() {},
+    },
     engine,
     tokenizer: fakeTokenizer,
     templates: {
-      render: async (messages) => ({ text: messages.map(({ role, content }) => `${role}:${content}\n`).join(''), content: [] }),
+      render: async (messages) => ({
+        text: messages.map(({ role, content }) => `${role}:${content}\n`).join(''),
+        content: [],
+      }),
       async dispose() {},
     },
     sampling,
@@ -78,5 +120,15 @@ const fakeTokenizer: Tokenizer = {
   controlTexts: [],
   namedTokens: {},
   consumedKeys: [],
-  summary: () => ({ model: 'fake', tokens: VOCABULARY, merges: 0, types: {}, endOfGeneration: [], addBos: false, addEos: false, addSpacePrefix: false, chatTemplateLength: 0 }),
+  summary: () => ({
+    model: 'fake',
+    tokens: VOCABULARY,
+    merges: 0,
+    types: {},
+    endOfGeneration: [],
+    addBos: false,
+    addEos: false,
+    addSpacePrefix: false,
+    chatTemplateLength: 0,
+  }),
 };

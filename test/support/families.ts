@@ -3,7 +3,16 @@
 import { fileURLToPath } from 'node:url';
 
 export const families = [
-  'llama', 'llama3-rope', 'llama-yarn', 'mixtral', 'qwen2', 'qwen3', 'qwen2moe', 'qwen3moe', 'olmoe', 'glm4moe',
+  'llama',
+  'llama3-rope',
+  'llama-yarn',
+  'mixtral',
+  'qwen2',
+  'qwen3',
+  'qwen2moe',
+  'qwen3moe',
+  'olmoe',
+  'glm4moe',
 ] as const;
 
 /** @param file `model.gguf` or `expected.safetensors` */

@@ -26,17 +26,25 @@ const use = async (file: string) =>
     await executable.run(stepOf('prompt', tokens, plan.context / PAGE_ROWS));
     // Peak, in KiB: a second copy shows here although it is gone by now.
     const peak = process.resourceUsage().maxRSS * 1024;
-    return { planned: plan.bytes, arenas: plan.arenas, held: executable.bytes, peak, arrayBuffers: process.memoryUsage().arrayBuffers };
+    return {
+      planned: plan.bytes,
+      arenas: plan.arenas,
+      held: executable.bytes,
+      peak,
+      arrayBuffers: process.memoryUsage().arrayBuffers,
+    };
   });
 
 const before = await use(tiny);
 allocated = 0;
 const after = await use(path);
-console.log(JSON.stringify({
-  planned: after.planned,
-  arenas: after.arenas,
-  held: after.held,
-  allocated,
-  peakGrowth: after.peak - before.peak,
-  arrayBufferGrowth: after.arrayBuffers - before.arrayBuffers,
-}));
+console.log(
+  JSON.stringify({
+    planned: after.planned,
+    arenas: after.arenas,
+    held: after.held,
+    allocated,
+    peakGrowth: after.peak - before.peak,
+    arrayBufferGrowth: after.arrayBuffers - before.arrayBuffers,
+  }),
+);

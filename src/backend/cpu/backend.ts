@@ -3,9 +3,9 @@
 import { DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
 import { type RopeTable, ropeAngles, ropeTable } from '../../model/rope.ts';
 import type { ModelSpec } from '../../model/spec.ts';
-import { type Platform, type PlatformWorker, platform } from '../../platform/index.ts';
 import type { Plan } from '../../plan/plan.ts';
-import { type Backend, type Executable, PAGE_ROWS, type PrepareRequest, type Step } from '../backend.ts';
+import { type Platform, type PlatformWorker, platform } from '../../platform/index.ts';
+import type { Backend, Executable, PrepareRequest, Step } from '../backend.ts';
 import { checkStep } from './check-step.ts';
 import { Fault } from './control.ts';
 import { layOut } from './layout.ts';
@@ -35,7 +35,12 @@ async function prepare(request: PrepareRequest, early: readonly PlatformWorker[]
     const memories = program.arenas.map(allocateArena);
     const pool = Pool.start(workers, { program, pieces, memories, module: await kernelModule(place, plan) });
     // Reading needs no worker: it begins while they start.
-    const stored = storeWeights(request, { program, pieces, memories, order: async (piece) => (await pool).store(piece) });
+    const stored = storeWeights(request, {
+      program,
+      pieces,
+      memories,
+      order: async (piece) => (await pool).store(piece),
+    });
     await Promise.all([pool, stored]);
     return new CpuExecutable(request, program, await pool);
   } catch (error) {
@@ -57,8 +62,17 @@ function programFor({ plan, spec, graph, weights }: PrepareRequest): CpuProgram 
   const byName = new Map(cpuRows.map((row) => [row.name, row]));
   const rows = plan.operations.map(({ rows: { step } }) => byName.get(step) as CpuRow);
   return layOut({
-    spec, graph, rows, weights, threads: plan.threads, context: plan.context, pages: plan.cache.pages,
-    promptRows: plan.maxRows.prompt, wantedRows: plan.maxRows.wanted, cacheType: plan.cache.type, arenaBytes: plan.arenaBytes,
+    spec,
+    graph,
+    rows,
+    weights,
+    threads: plan.threads,
+    context: plan.context,
+    pages: plan.cache.pages,
+    promptRows: plan.maxRows.prompt,
+    wantedRows: plan.maxRows.wanted,
+    cacheType: plan.cache.type,
+    arenaBytes: plan.arenaBytes,
   });
 }
 
@@ -200,7 +214,8 @@ class CpuExecutable implements Executable {
     const width = this.#widths[name];
     if (place === undefined || width === undefined) throw new InternalError(`no value is called ${name}`);
     const stride = place.stride / 4;
-    const own = this.#rows === 1 && place.alone !== undefined ? (this.#program.scratch[0] as number) + place.alone : undefined;
+    const own =
+      this.#rows === 1 && place.alone !== undefined ? (this.#program.scratch[0] as number) + place.alone : undefined;
     const from = (own ?? place.offset) / 4;
     if (stride === width) return f32.subarray(from, from + rows * width);
     const result = new Float32Array(rows * width);

@@ -7,7 +7,7 @@ import type { Graph, Operation, ValueName, WeightName } from '../../model/graph.
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import type { CacheType } from '../kernel.ts';
-import { acceptsWeight, cpuFormat, encodedBlockBytes, type Encoding, groupBytes, groupsOf } from './formats.ts';
+import { acceptsWeight, cpuFormat, type Encoding, encodedBlockBytes, groupBytes, groupsOf } from './formats.ts';
 import type { CachePlace, Place, RopePlace, Space, StepPlaces, Task, WeightPlace } from './program.ts';
 
 /** What tasks ask for when every address is known. */
@@ -72,8 +72,13 @@ export class Builder {
   readonly #encodings = new Map<ValueName, Set<Encoding>>();
 
   constructor(options: {
-    readonly graph: Graph; readonly spec: ModelSpec; readonly weights: Weights;
-    readonly rows: number; readonly wanted: number; readonly cacheType: CacheType; readonly cachePages: number;
+    readonly graph: Graph;
+    readonly spec: ModelSpec;
+    readonly weights: Weights;
+    readonly rows: number;
+    readonly wanted: number;
+    readonly cacheType: CacheType;
+    readonly cachePages: number;
   }) {
     this.graph = options.graph;
     this.spec = options.spec;
@@ -130,7 +135,11 @@ export class Builder {
   }
 
   /** Emits what makes the encoded copies of a value that products want, in the space that the value is made in. */
-  encode(name: ValueName, width: number, options: { readonly space: Space; readonly used?: number; readonly rows?: number }): void {
+  encode(
+    name: ValueName,
+    width: number,
+    options: { readonly space: Space; readonly used?: number; readonly rows?: number },
+  ): void {
     const { space, used, rows = this.rows } = options;
     for (const encoding of this.#encodings.get(name) ?? []) {
       if (encoding === 'f32') continue;

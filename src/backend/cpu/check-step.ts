@@ -24,7 +24,8 @@ export function checkStep(step: Step, plan: Plan, vocabulary: number): void {
   for (let row = 0; row < rows; row++) {
     const token = tokens[row] as number;
     const position = positions[row] as number;
-    if (token < 0 || token >= vocabulary) throw new InternalError(`token ${token} is outside the vocabulary of ${vocabulary}`);
+    if (token < 0 || token >= vocabulary)
+      throw new InternalError(`token ${token} is outside the vocabulary of ${vocabulary}`);
     const table = pageTables[sequences[row] as number];
     if (table === undefined || position < 0 || position >= table.length * PAGE_ROWS || position >= plan.context) {
       throw new InternalError(`row ${row} is at position ${position}, which its sequence has no page for`);
@@ -38,9 +39,11 @@ function checkPages(pageTables: readonly Int32Array[], plan: Plan): void {
     throw new InternalError(`${pageTables.length} sequences in one run; the plan allows ${plan.maxRows.step}`);
   }
   for (const table of pageTables) {
-    if (table.length > most) throw new InternalError(`a sequence of ${table.length} pages; a context of ${plan.context} has ${most}`);
+    if (table.length > most)
+      throw new InternalError(`a sequence of ${table.length} pages; a context of ${plan.context} has ${most}`);
     for (const page of table) {
-      if (page < 0 || page >= plan.cache.pages) throw new InternalError(`page ${page} is outside the cache of ${plan.cache.pages} pages`);
+      if (page < 0 || page >= plan.cache.pages)
+        throw new InternalError(`page ${page} is outside the cache of ${plan.cache.pages} pages`);
     }
   }
 }

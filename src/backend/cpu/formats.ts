@@ -1,6 +1,6 @@
 /** What the CPU kernels know of each weight format: its number in the WASM tables and how a block is laid out in a group. */
 
-import { formatOf, type FormatId } from '../../quant/index.ts';
+import { type FormatId, formatOf } from '../../quant/index.ts';
 
 /** Rows that stand side by side in a group. */
 export const GROUP_ROWS = 4;
@@ -12,7 +12,11 @@ export const GROUP_ROWS = 4;
 export type Encoding = 'f32' | 'int8' | 'digits' | 'words';
 
 /** Bytes of 32 encoded activations, scale and sums included. */
-export const encodedBlockBytes: Readonly<Record<Exclude<Encoding, 'f32'>, number>> = { int8: 48, digits: 80, words: 80 };
+export const encodedBlockBytes: Readonly<Record<Exclude<Encoding, 'f32'>, number>> = {
+  int8: 48,
+  digits: 80,
+  words: 80,
+};
 
 export interface CpuFormat {
   readonly id: FormatId;
@@ -30,12 +34,22 @@ type Segments = CpuFormat['segments'];
 
 const block =
   (activations: Encoding) =>
-  (id: FormatId, number: number, ...segments: Segments): CpuFormat => ({ id, kind: 'block', activations, number, segments });
+  (id: FormatId, number: number, ...segments: Segments): CpuFormat => ({
+    id,
+    kind: 'block',
+    activations,
+    number,
+    segments,
+  });
 const int8 = block('int8');
 const digits = block('digits');
 const words = block('words');
 const float = (id: FormatId, number: number, unit: 2 | 4): CpuFormat => ({
-  id, kind: 'float', activations: 'f32', number, segments: [[unit, unit]],
+  id,
+  kind: 'float',
+  activations: 'f32',
+  number,
+  segments: [[unit, unit]],
 });
 
 export const cpuFormats: readonly CpuFormat[] = [

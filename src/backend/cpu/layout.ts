@@ -1,14 +1,14 @@
 /** Gives everything a program needs its place: buffers, cache and weights in arenas, scratch behind them. */
 
+import { OutOfMemoryError } from '../../errors.ts';
 import type { Graph } from '../../model/graph.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weights } from '../../model/weights.ts';
-import { OutOfMemoryError } from '../../errors.ts';
 import { PAGE_ROWS } from '../backend.ts';
 import { type CacheType, MAX_STEP_ROWS } from '../kernel.ts';
 import { type Addresses, Builder, homeBytes } from './builder.ts';
-import type { CpuRow } from './row.ts';
 import type { CachePlace, CpuProgram, Place, RopePlace, StepPlaces, WeightPlace } from './program.ts';
+import type { CpuRow } from './row.ts';
 
 /** The most one WebAssembly memory holds: 65,536 pages of 64 KiB, less one so that an end address fits in 32 bits. */
 export const MAX_ARENA_BYTES = 65535 * 65536;
@@ -39,7 +39,15 @@ export interface LayoutOptions {
 export function layOut(options: LayoutOptions): CpuProgram {
   const { spec, graph, weights, threads, cacheType } = options;
   const rows = Math.max(options.promptRows, MAX_STEP_ROWS);
-  const builder = new Builder({ graph, spec, weights, rows, wanted: options.wantedRows, cacheType, cachePages: pagesOf(options.context) });
+  const builder = new Builder({
+    graph,
+    spec,
+    weights,
+    rows,
+    wanted: options.wantedRows,
+    cacheType,
+    cachePages: pagesOf(options.context),
+  });
   graph.operations.forEach((operation, index) => {
     (options.rows[index] as CpuRow).emit(operation, builder);
   });
@@ -89,7 +97,9 @@ export function layOut(options: LayoutOptions): CpuProgram {
     const work = align(Math.max(scratch.get(arena) ?? 0, storeScratch(weights, placed, arena)));
     return arena === 0 ? work + alone.bytes : work;
   });
-  const scratchAt = arenas.sizes.map((_, arena) => arenas.end(arena, 'scratch', (scratchBytes[arena] as number) * threads));
+  const scratchAt = arenas.sizes.map((_, arena) =>
+    arenas.end(arena, 'scratch', (scratchBytes[arena] as number) * threads),
+  );
   const values: Record<string, Place> = {};
   for (const name of Object.keys(graph.widths)) if (buffers.offsets.has(name)) values[name] = at.value(name);
   return {
@@ -142,7 +152,9 @@ class Arenas {
 
   any(what: string, name: string, bytes: number): { readonly arena: number; readonly offset: number } {
     if (bytes + FIRST_BYTE > MAX_ARENA_BYTES) {
-      throw new OutOfMemoryError(`${name} takes ${bytes} bytes, more than one WebAssembly memory holds (${MAX_ARENA_BYTES})`);
+      throw new OutOfMemoryError(
+        `${name} takes ${bytes} bytes, more than one WebAssembly memory holds (${MAX_ARENA_BYTES})`,
+      );
     }
     let arena = this.sizes.findIndex((size) => align(size) + bytes <= this.#limit);
     if (arena < 0) {
@@ -182,7 +194,9 @@ function livesOf(builder: Builder): Map<string, Life> {
     }
   });
   // A run of one row has no barrier after its rows: what they touch lives until the next that is sure to come.
-  const barriers = builder.stages.map(({ space, emissions }) => space === 'units' && emissions.some(({ optional }) => optional !== true));
+  const barriers = builder.stages.map(
+    ({ space, emissions }) => space === 'units' && emissions.some(({ optional }) => optional !== true),
+  );
   for (const life of lives.values()) {
     const next = barriers.indexOf(true, life.last);
     life.last = next < 0 ? builder.stages.length : next;
@@ -203,7 +217,8 @@ function madeByRows(builder: Builder): Set<string> {
  * its whole life.
  */
 function placeBuffers(
-  lives: ReadonlyMap<string, Life>, sizes: ReadonlyMap<string, number>,
+  lives: ReadonlyMap<string, Life>,
+  sizes: ReadonlyMap<string, number>,
 ): { readonly offsets: ReadonlyMap<string, number>; readonly bytes: number } {
   const order = [...lives].sort(([a], [b]) => found(sizes, b) - found(sizes, a));
   const placed: { first: number; last: number; from: number; to: number }[] = [];
@@ -259,7 +274,11 @@ function storeScratch(weights: Weights, placed: ReadonlyMap<string, WeightPlace>
 }
 
 function ropePlace(
-  rope: RopeSpec, context: number, arenas: Arenas, ropes: RopePlace[], index: Map<string, RopePlace>,
+  rope: RopeSpec,
+  context: number,
+  arenas: Arenas,
+  ropes: RopePlace[],
+  index: Map<string, RopePlace>,
 ): RopePlace {
   const key = JSON.stringify(rope);
   let place = index.get(key);

@@ -5,7 +5,7 @@
 
 import { InternalError } from '../../errors.ts';
 import type { PlatformWorker } from '../../platform/platform.ts';
-import { Command, Control, CONTROL_WORDS } from './control.ts';
+import { CONTROL_WORDS, Command, Control } from './control.ts';
 import type { CpuProgram } from './program.ts';
 import { Runner } from './runner.ts';
 import { type StorePiece, storeUnit, storeUnits } from './store.ts';

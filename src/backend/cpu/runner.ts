@@ -44,9 +44,13 @@ export class Runner implements WorkerView {
     }));
     // The worker's own copy: its places change with what it runs.
     const stages = structuredClone(program.stages);
-    this.#places = stages.flatMap(({ tasks }) => tasks.flatMap(placesOf)).map((place) => ({
-      place, shared: place.offset, alone: scratchOf(0) + (place.alone as number),
-    }));
+    this.#places = stages
+      .flatMap(({ tasks }) => tasks.flatMap(placesOf))
+      .map((place) => ({
+        place,
+        shared: place.offset,
+        alone: scratchOf(0) + (place.alone as number),
+      }));
     this.#stages = stages.map(({ space, used, tasks }) => ({
       space,
       used,

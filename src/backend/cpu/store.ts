@@ -127,13 +127,17 @@ export async function storeWeights(request: PrepareRequest, target: StoreTarget)
   };
   const vectors = [...weights].filter(([, { shape }]) => shape.length < 2);
   await Promise.all(
-    vectors.map(([name, weight]) => storeVector(weight, (program.weights[name] as WeightPlace).offset, memories[0] as WebAssembly.Memory, source)),
+    vectors.map(([name, weight]) =>
+      storeVector(weight, (program.weights[name] as WeightPlace).offset, memories[0] as WebAssembly.Memory, source),
+    ),
   );
   // In the order of the file, as far as reads in flight allow.
-  const inOrder = pieces.map((_, index) => index).sort((a, b) => {
-    const [one, other] = [pieces[a] as StorePiece, pieces[b] as StorePiece];
-    return one.source - other.source || one.fileOffset - other.fileOffset;
-  });
+  const inOrder = pieces
+    .map((_, index) => index)
+    .sort((a, b) => {
+      const [one, other] = [pieces[a] as StorePiece, pieces[b] as StorePiece];
+      return one.source - other.source || one.fileOffset - other.fileOffset;
+    });
   // Once one read has failed the pool may be gone: what other reads bring is then put in order by nobody.
   let failed = false;
   const reader = async () => {
@@ -157,7 +161,10 @@ export async function storeWeights(request: PrepareRequest, target: StoreTarget)
 }
 
 async function storeVector(
-  weight: Weight, offset: number, memory: WebAssembly.Memory, source: (index: number) => PrepareRequest['sources'][number],
+  weight: Weight,
+  offset: number,
+  memory: WebAssembly.Memory,
+  source: (index: number) => PrepareRequest['sources'][number],
 ): Promise<void> {
   const format = formatOf(weight.format);
   const home = new Float32Array(memory.buffer);

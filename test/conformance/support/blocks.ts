@@ -20,7 +20,10 @@ export function random(seed: number): () => number {
 
 /** `count` values of mean 0 and variance 1 (Box–Muller). */
 export function gaussians(count: number, next: () => number): Float32Array {
-  return Float32Array.from({ length: count }, () => Math.sqrt(-2 * Math.log(1 - next())) * Math.cos(2 * Math.PI * next()));
+  return Float32Array.from(
+    { length: count },
+    () => Math.sqrt(-2 * Math.log(1 - next())) * Math.cos(2 * Math.PI * next()),
+  );
 }
 
 type Field = readonly [at: number, kind: 'scale' | 'minimum' | 'e8m0' | 'e4m3'];
@@ -31,19 +34,39 @@ const fields: Readonly<Record<FormatId, readonly Field[]>> = {
   F16: [],
   BF16: [],
   Q4_0: [[0, 'scale']],
-  Q4_1: [[0, 'scale'], [2, 'minimum']],
+  Q4_1: [
+    [0, 'scale'],
+    [2, 'minimum'],
+  ],
   Q5_0: [[0, 'scale']],
-  Q5_1: [[0, 'scale'], [2, 'minimum']],
+  Q5_1: [
+    [0, 'scale'],
+    [2, 'minimum'],
+  ],
   Q8_0: [[0, 'scale']],
-  Q2_K: [[80, 'scale'], [82, 'minimum']],
+  Q2_K: [
+    [80, 'scale'],
+    [82, 'minimum'],
+  ],
   Q3_K: [[108, 'scale']],
-  Q4_K: [[0, 'scale'], [2, 'minimum']],
-  Q5_K: [[0, 'scale'], [2, 'minimum']],
+  Q4_K: [
+    [0, 'scale'],
+    [2, 'minimum'],
+  ],
+  Q5_K: [
+    [0, 'scale'],
+    [2, 'minimum'],
+  ],
   Q6_K: [[208, 'scale']],
   IQ4_NL: [[0, 'scale']],
   IQ4_XS: [[0, 'scale']],
   MXFP4: [[0, 'e8m0']],
-  NVFP4: [[0, 'e4m3'], [1, 'e4m3'], [2, 'e4m3'], [3, 'e4m3']],
+  NVFP4: [
+    [0, 'e4m3'],
+    [1, 'e4m3'],
+    [2, 'e4m3'],
+    [3, 'e4m3'],
+  ],
 };
 
 /** Whole blocks of a format that hold `values` values; one block in eight has the scale 0. */
@@ -54,7 +77,13 @@ export function randomWeight(format: FormatId, values: number, seed: number): Ui
   const { blockBytes, encode } = formatOf(format);
   const bytes = new Uint8Array(formatBytes(format, values));
   if (own.length === 0) {
-    encode?.(gaussians(values, next).map((x) => x * 0.1), 0, bytes, 0, values);
+    encode?.(
+      gaussians(values, next).map((x) => x * 0.1),
+      0,
+      bytes,
+      0,
+      values,
+    );
     return bytes;
   }
   for (let i = 0; i < bytes.length; i++) bytes[i] = next() * 256;
@@ -90,7 +119,16 @@ export function decoded(format: FormatId, bytes: Uint8Array): Float32Array {
  * Kinds of activation rows. Those called exact are whole multiples of a power of two, ±127 of which is in every 32
  * values: int8 activations hold them without loss, so an int8 kernel must be as good on them as an f32 one.
  */
-export const rowKinds = ['normal', 'exact', 'exact outlier', 'zero', 'exact huge', 'exact tiny', 'zero block', 'mixed'] as const;
+export const rowKinds = [
+  'normal',
+  'exact',
+  'exact outlier',
+  'zero',
+  'exact huge',
+  'exact tiny',
+  'zero block',
+  'mixed',
+] as const;
 export type RowKind = (typeof rowKinds)[number];
 
 export function kindOfRow(row: number): RowKind {
@@ -114,14 +152,22 @@ export function nastyRow(kind: RowKind, width: number, next: () => number): Floa
     });
   const normal = gaussians(width, next);
   switch (kind) {
-    case 'normal': return normal;
-    case 'exact': return exact(2 ** -7, 127);
-    case 'exact outlier': return exact(2 ** -3, 1);
-    case 'zero': return new Float32Array(width);
-    case 'exact huge': return exact(2 ** 20, 127);
-    case 'exact tiny': return exact(2 ** -50, 127);
-    case 'zero block': return normal.map((x, i) => (Math.floor(i / 32) % 2 === 0 ? 0 : x));
+    case 'normal':
+      return normal;
+    case 'exact':
+      return exact(2 ** -7, 127);
+    case 'exact outlier':
+      return exact(2 ** -3, 1);
+    case 'zero':
+      return new Float32Array(width);
+    case 'exact huge':
+      return exact(2 ** 20, 127);
+    case 'exact tiny':
+      return exact(2 ** -50, 127);
+    case 'zero block':
+      return normal.map((x, i) => (Math.floor(i / 32) % 2 === 0 ? 0 : x));
     // Blocks of very different sizes side by side.
-    case 'mixed': return normal.map((x, i) => x * 10 ** -(Math.floor(i / 32) % 3));
+    case 'mixed':
+      return normal.map((x, i) => x * 10 ** -(Math.floor(i / 32) % 3));
   }
 }

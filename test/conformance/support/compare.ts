@@ -13,7 +13,10 @@ import { onCpu, onReference, type Running, rowsStep, type Tiny } from './tiny-gr
 export const ROWS = 200;
 
 /** Rows of a run, for each mode: around the blocks of 4 and of 128 that products take. Each ends within `ROWS`. */
-const counts: Readonly<Record<Mode, readonly number[]>> = { step: [1, 2, 3, 4, 5, 7, 8, 63], prompt: [1, 33, 128, 129] };
+const counts: Readonly<Record<Mode, readonly number[]>> = {
+  step: [1, 2, 3, 4, 5, 7, 8, 63],
+  prompt: [1, 33, 128, 129],
+};
 const whole: Readonly<Record<Mode, number>> = { step: MAX_STEP_ROWS, prompt: ROWS };
 
 export interface Values {
@@ -27,7 +30,10 @@ export type ToleranceOf = (kind: RowKind) => number;
 /** Bits, not values: -0 is not 0, and a NaN is equal to itself. */
 export function sameBits(found: Float32Array, expected: Float32Array, what: string): void {
   assert.equal(found.length, expected.length, what);
-  const [a, b] = [found, expected].map((x) => new Uint32Array(x.buffer, x.byteOffset, x.length)) as [Uint32Array, Uint32Array];
+  const [a, b] = [found, expected].map((x) => new Uint32Array(x.buffer, x.byteOffset, x.length)) as [
+    Uint32Array,
+    Uint32Array,
+  ];
   const at = a.findIndex((bits, i) => bits !== b[i]);
   assert.ok(at < 0, `${what}: value ${at} is ${found[at]}, expected the bits of ${expected[at]}`);
 }
@@ -40,9 +46,16 @@ export function sameBits(found: Float32Array, expected: Float32Array, what: stri
  * @param given.slack what the bound of those together is multiplied with
  * @returns the relative RMS of those together
  */
-export function nearByKind(found: Values, expected: Values, given: {
-  readonly rows: number; readonly tolerance: ToleranceOf; readonly what: string; readonly slack?: number;
-}): number {
+export function nearByKind(
+  found: Values,
+  expected: Values,
+  given: {
+    readonly rows: number;
+    readonly tolerance: ToleranceOf;
+    readonly what: string;
+    readonly slack?: number;
+  },
+): number {
   const { rows, tolerance, what, slack = 1 } = given;
   const names = Object.keys(expected);
   const pick = (values: Values, of: readonly string[], kind: RowKind) =>
@@ -88,7 +101,13 @@ function concat(parts: readonly Float32Array[]): Float32Array {
 
 export function near(found: Float32Array, expected: Float32Array, tolerance: number, what: string): void {
   assert.equal(found.length, expected.length, what);
-  if (expected.every((x) => x === 0)) return assert.ok(found.every((x) => x === 0), `${what}: expected zeros`);
+  if (expected.every((x) => x === 0)) {
+    assert.ok(
+      found.every((x) => x === 0),
+      `${what}: expected zeros`,
+    );
+    return;
+  }
   const error = relativeRms(found, expected);
   // A NaN is not at most anything.
   assert.ok(error <= tolerance, `${what}: relative RMS ${error}, at most ${tolerance}`);
@@ -99,7 +118,13 @@ function firstRows(values: Float32Array, rows: number): Float32Array {
   return values.subarray(0, (values.length / ROWS) * rows);
 }
 
-async function read(running: Running, mode: Mode, first: number, count: number, names: readonly string[]): Promise<Values> {
+async function read(
+  running: Running,
+  mode: Mode,
+  first: number,
+  count: number,
+  names: readonly string[],
+): Promise<Values> {
   await running.executable.run(rowsStep(mode, first, count));
   return Object.fromEntries(names.map((name) => [name, running.executable.value?.(name) as Float32Array]));
 }
@@ -108,15 +133,18 @@ async function read(running: Running, mode: Mode, first: number, count: number, 
  * Runs `names` of a graph, which all are made in its last stage, on the reference and on the CPU.
  * @returns the values of {@link ROWS} prompt rows on the CPU
  */
-export async function checkRows(tiny: Tiny, given: {
-  readonly names: readonly string[];
-  readonly tolerance: ToleranceOf;
-  readonly options?: DeviceOptions;
-  readonly what: string;
-  /** As for {@link nearByKind}; `onError` learns what that returns. */
-  readonly slack?: number;
-  readonly onError?: (relativeRms: number) => void;
-}): Promise<Values> {
+export async function checkRows(
+  tiny: Tiny,
+  given: {
+    readonly names: readonly string[];
+    readonly tolerance: ToleranceOf;
+    readonly options?: DeviceOptions;
+    readonly what: string;
+    /** As for {@link nearByKind}; `onError` learns what that returns. */
+    readonly slack?: number;
+    readonly onError?: (relativeRms: number) => void;
+  },
+): Promise<Values> {
   const { names, tolerance, options = {}, what, slack, onError } = given;
   const expected = await onReference(tiny, options, (running) => read(running, 'prompt', 0, ROWS, names));
   return onCpu(tiny, options, async (running) => {
@@ -124,7 +152,9 @@ export async function checkRows(tiny: Tiny, given: {
     for (const mode of ['step', 'prompt'] as const) {
       const rows = whole[mode];
       const all = await read(running, mode, 0, rows, names);
-      const reference = Object.fromEntries(names.map((name) => [name, firstRows(expected[name] as Float32Array, rows)]));
+      const reference = Object.fromEntries(
+        names.map((name) => [name, firstRows(expected[name] as Float32Array, rows)]),
+      );
       onError?.(nearByKind(all, reference, { rows, tolerance, slack, what: `${what}, ${mode}` }));
       for (const [index, count] of counts[mode].entries()) {
         // From another row each time, up to the last that leaves room.

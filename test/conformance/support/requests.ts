@@ -22,25 +22,44 @@ export interface RowCase {
 /** A request of both modes' largest runs is asked with each. */
 export function requestFor(operation: Operation, given: Partial<KernelRequest> = {}): KernelRequest {
   return {
-    operation, mode: 'step', rows: 64, weights: {}, widths: {}, cache: 'f16', features: new Set(['simd', 'threads']), ...given,
+    operation,
+    mode: 'step',
+    rows: 64,
+    weights: {},
+    widths: {},
+    cache: 'f16',
+    features: new Set(['simd', 'threads']),
+    ...given,
   };
 }
 
 /** A format that is in no table, as a later version of a file may bring it. */
 const UNKNOWN: FormatId = 'Q9_Z';
 
-function matrixRequest(kind: 'embed' | 'linear' | 'head', weight: WeightShape, given: Partial<KernelRequest> = {}): KernelRequest {
+function matrixRequest(
+  kind: 'embed' | 'linear' | 'head',
+  weight: WeightShape,
+  given: Partial<KernelRequest> = {},
+): KernelRequest {
   const { shape } = weight;
   const [rows, columns] = [shape.at(-2) ?? 1, shape.at(-1) as number];
   const operation: Operation =
-    kind === 'embed' ? { kind, layer: -1, weight: 'w', output: 'y' } : { kind, layer: 0, input: 'x', weight: 'w', output: 'y' };
-  return requestFor(operation, { weights: { w: weight }, widths: { x: columns, y: kind === 'embed' ? columns : rows }, ...given });
+    kind === 'embed'
+      ? { kind, layer: -1, weight: 'w', output: 'y' }
+      : { kind, layer: 0, input: 'x', weight: 'w', output: 'y' };
+  return requestFor(operation, {
+    weights: { w: weight },
+    widths: { x: columns, y: kind === 'embed' ? columns : rows },
+    ...given,
+  });
 }
 
 /** The format of a row that serves one: the only one of which it takes a matrix of whole blocks. */
 export function formatOfRow(row: KernelRow): FormatId {
   const kind = row.operation as 'embed' | 'linear' | 'head';
-  const taken = formats.filter(({ id, blockLength }) => row.accepts(matrixRequest(kind, { format: id, shape: [4, blockLength] })) === true);
+  const taken = formats.filter(
+    ({ id, blockLength }) => row.accepts(matrixRequest(kind, { format: id, shape: [4, blockLength] })) === true,
+  );
   assert.equal(taken.length, 1, `${row.name} takes ${taken.length} formats; its cases are written for one`);
   return taken[0]?.id as FormatId;
 }
@@ -50,16 +69,22 @@ function matrixCase(row: KernelRow): RowCase {
   const format = formatOfRow(row);
   const { blockLength } = formatOf(format);
   const of = (shape: readonly number[], id = format) => matrixRequest(kind, { format: id, shape });
-  const others = formats.filter(({ id }) => id !== format).map(({ id, blockLength: columns }) => ({ request: of([4, columns], id), reason: /found/ }));
+  const others = formats
+    .filter(({ id }) => id !== format)
+    .map(({ id, blockLength: columns }) => ({ request: of([4, columns], id), reason: /found/ }));
   // Values of one stand alone, so that there is no width they cannot have.
   const ragged = blockLength === 1 ? [] : [1, blockLength - 1, blockLength + 1, blockLength + blockLength / 2];
-  const stacked = kind === 'embed' ? [] : [{ request: of([2, 4, blockLength]), reason: /needs a matrix, found \[2, 4, \d+\]/ }];
+  const stacked =
+    kind === 'embed' ? [] : [{ request: of([2, 4, blockLength]), reason: /needs a matrix, found \[2, 4, \d+\]/ }];
   return {
     accepted: [of([1, blockLength]), of([4, blockLength]), of([67, 5 * blockLength]), of([151936, 16 * blockLength])],
     refused: [
       ...others,
       { request: of([4, blockLength], UNKNOWN), reason: /found Q9_Z/ },
-      ...ragged.map((columns) => ({ request: of([4, columns]), reason: new RegExp(`multiples of ${blockLength} for ${format}, found ${columns}`) })),
+      ...ragged.map((columns) => ({
+        request: of([4, columns]),
+        reason: new RegExp(`multiples of ${blockLength} for ${format}, found ${columns}`),
+      })),
       ...stacked,
     ],
   };
@@ -67,7 +92,17 @@ function matrixCase(row: KernelRow): RowCase {
 
 function attentionRequest(change: Partial<AttentionOperation>, cache: 'f16' | 'f32'): KernelRequest {
   const operation: AttentionOperation = {
-    kind: 'attention', layer: 0, query: 'q', key: 'k', value: 'v', output: 'y', heads: 8, kvHeads: 2, headDim: 64, valueDim: 64, scale: 0.125,
+    kind: 'attention',
+    layer: 0,
+    query: 'q',
+    key: 'k',
+    value: 'v',
+    output: 'y',
+    heads: 8,
+    kvHeads: 2,
+    headDim: 64,
+    valueDim: 64,
+    scale: 0.125,
     ...change,
   };
   return requestFor(operation, { cache });
@@ -80,8 +115,14 @@ function attentionCase(row: KernelRow): RowCase {
   const of = (change: Partial<AttentionOperation>) => attentionRequest(change, cache);
   return {
     accepted: [
-      of({}), of({ headDim: 4, valueDim: 4 }), of({ headDim: 132, valueDim: 20 }), of({ headDim: 256, valueDim: 512 }),
-      of({ heads: 32, kvHeads: 1 }), of({ heads: 64, kvHeads: 2 }), of({ heads: 1, kvHeads: 1 }), of({ heads: 96, kvHeads: 96 }),
+      of({}),
+      of({ headDim: 4, valueDim: 4 }),
+      of({ headDim: 132, valueDim: 20 }),
+      of({ headDim: 256, valueDim: 512 }),
+      of({ heads: 32, kvHeads: 1 }),
+      of({ heads: 64, kvHeads: 2 }),
+      of({ heads: 1, kvHeads: 1 }),
+      of({ heads: 96, kvHeads: 96 }),
     ],
     refused: [
       { request: attentionRequest({}, cache === 'f16' ? 'f32' : 'f16'), reason: /keeps a cache of/ },
@@ -96,7 +137,11 @@ function attentionCase(row: KernelRow): RowCase {
 }
 
 const moeSpec: MoeSpec = {
-  experts: 4, used: 2, inner: 256, activation: 'silu', shared: { inner: 256, gated: true },
+  experts: 4,
+  used: 2,
+  inner: 256,
+  activation: 'silu',
+  shared: { inner: 256, gated: true },
   router: { gating: 'softmax', selectionBias: true, normalise: true, scale: 1 },
 };
 
@@ -107,8 +152,12 @@ function moeRequest(change: Readonly<Record<string, WeightShape>>, moe: Partial<
   const weights = {
     'm.router': { format: 'F32', shape: [4, 256] },
     'm.selectionBias': { format: 'F32', shape: [4] },
-    'm.gate': block(4, 256, 256), 'm.up': block(4, 256, 256), 'm.down': block(4, 256, 256),
-    'm.shared.gate': block(256, 256), 'm.shared.up': block(256, 256), 'm.shared.down': block(256, 256),
+    'm.gate': block(4, 256, 256),
+    'm.up': block(4, 256, 256),
+    'm.down': block(4, 256, 256),
+    'm.shared.gate': block(256, 256),
+    'm.shared.up': block(256, 256),
+    'm.shared.down': block(256, 256),
     'm.shared.router': { format: 'F32', shape: [1, 256] },
     ...change,
   };
@@ -120,11 +169,16 @@ function moeCase(): RowCase {
   const stacked = new Set(['gate', 'up', 'down']);
   const shape = (part: string, columns: number) => (stacked.has(part) ? [4, 256, columns] : [4, columns]);
   const each = (weight: (part: string) => WeightShape, reason: RegExp) =>
-    matrices.map((part) => ({ request: moeRequest({ [`m.${part}`]: weight(part) }), reason: new RegExp(`m.${part}.*${reason.source}`) }));
+    matrices.map((part) => ({
+      request: moeRequest({ [`m.${part}`]: weight(part) }),
+      reason: new RegExp(`m.${part}.*${reason.source}`),
+    }));
   return {
     accepted: [
       moeRequest({}),
-      ...formats.flatMap(({ id }) => matrices.map((part) => moeRequest({ [`m.${part}`]: { format: id, shape: shape(part, 256) } }))),
+      ...formats.flatMap(({ id }) =>
+        matrices.map((part) => moeRequest({ [`m.${part}`]: { format: id, shape: shape(part, 256) } })),
+      ),
       moeRequest({ 'm.down': { format: 'MXFP4', shape: [4, 256, 32] } }),
     ],
     refused: [
@@ -149,10 +203,17 @@ const cases: Readonly<Partial<Record<OperationKind, (row: KernelRow) => RowCase>
   head: matrixCase,
   attention: attentionCase,
   moe: moeCase,
-  norm: anything({ kind: 'norm', layer: 0, input: 'x', weight: 'w', epsilon: 1e-6, group: 3, output: 'y' }, { x: 3, y: 3 }),
+  norm: anything(
+    { kind: 'norm', layer: 0, input: 'x', weight: 'w', epsilon: 1e-6, group: 3, output: 'y' },
+    { x: 3, y: 3 },
+  ),
   rope: anything(
     {
-      kind: 'rope', layer: 0, input: 'x', headDim: 6, output: 'y',
+      kind: 'rope',
+      layer: 0,
+      input: 'x',
+      headDim: 6,
+      output: 'y',
       rope: { pairing: 'half', dimensions: 2, base: 10000, scaling: { kind: 'none' } },
     },
     { x: 6, y: 6 },
@@ -160,13 +221,19 @@ const cases: Readonly<Partial<Record<OperationKind, (row: KernelRow) => RowCase>
   add: anything({ kind: 'add', layer: 0, left: 'a', right: 'b', output: 'y' }, { a: 1, b: 1, y: 1 }),
   glu: () => {
     const of = (activation: string) =>
-      requestFor({ kind: 'glu', layer: 0, gate: 'a', up: 'b', activation: activation as Activation, output: 'y' }, { widths: { a: 1, b: 1, y: 1 } });
+      requestFor(
+        { kind: 'glu', layer: 0, gate: 'a', up: 'b', activation: activation as Activation, output: 'y' },
+        { widths: { a: 1, b: 1, y: 1 } },
+      );
     return { accepted: [of('silu')], refused: [{ request: of('gelu'), reason: /gates with silu, found gelu/ }] };
   },
 };
 
 export function casesOf(row: KernelRow): RowCase {
   const make = cases[row.operation];
-  assert.ok(make !== undefined, `${row.name}: no cases for ${row.operation}; add them here, and runs of it beside the others`);
+  assert.ok(
+    make !== undefined,
+    `${row.name}: no cases for ${row.operation}; add them here, and runs of it beside the others`,
+  );
   return make(row);
 }

@@ -29,12 +29,20 @@ export function int8Rounded(values: Float32Array): Float32Array {
  * @param isInt8 whether a part is multiplied with int8 activations
  */
 export function roundedMoe(
-  input: Float32Array, moe: MoeSpec, weights: (part: string) => Float32Array, isInt8: (part: string) => boolean,
+  input: Float32Array,
+  moe: MoeSpec,
+  weights: (part: string) => Float32Array,
+  isInt8: (part: string) => boolean,
 ): Float32Array {
   const { experts, inner, shared, router, used } = moe;
   const hidden = weights('router').length / experts;
   const times = (x: Float32Array, part: string, expert: number, rows: number) =>
-    linear(isInt8(part) ? int8Rounded(x) : x, { data: weights(part), offset: expert * rows * x.length, rows, columns: x.length });
+    linear(isInt8(part) ? int8Rounded(x) : x, {
+      data: weights(part),
+      offset: expert * rows * x.length,
+      rows,
+      columns: x.length,
+    });
   const expertOf = (x: Float32Array, prefix: string, expert: number, width: number) => {
     const gate = times(x, `${prefix}gate`, expert, width);
     const up = times(x, `${prefix}up`, expert, width);

@@ -66,8 +66,13 @@ export function tinyGraph(given: {
     return { kind: 'embed', layer: -1, weight: `table ${name}`, output: name };
   });
   const spec: ModelSpec = {
-    architecture: 'tiny', vocabulary: rows, hidden: widths[Object.keys(inputs)[0] as string] as number, trainedContext: 256,
-    layers, finalNorm: { epsilon: 1e-6 }, head: { tied: false },
+    architecture: 'tiny',
+    vocabulary: rows,
+    hidden: widths[Object.keys(inputs)[0] as string] as number,
+    trainedContext: 256,
+    layers,
+    finalNorm: { epsilon: 1e-6 },
+    head: { tied: false },
   };
   const graph: Graph = { operations: [...embeds, ...operations], widths, logits: output, hidden: [] };
   return { spec, graph, ...bindWeights(weights) };
@@ -75,7 +80,10 @@ export function tinyGraph(given: {
 
 /** Bytes that a request to a backend reads; the executable is disposed of after `use`. */
 async function withExecutable<T>(
-  tiny: Tiny, plan: Plan, device: 'cpu' | 'reference', use: (executable: Executable) => Promise<T>,
+  tiny: Tiny,
+  plan: Plan,
+  device: 'cpu' | 'reference',
+  use: (executable: Executable) => Promise<T>,
 ): Promise<T> {
   const backend = device === 'cpu' ? cpuBackend() : referenceBackend;
   const executable = await backend.prepare({ ...tiny, plan, sources: [memorySource(tiny.bytes)] });
@@ -109,7 +117,10 @@ export function onReference<T>(tiny: Tiny, options: DeviceOptions, use: (running
 }
 
 function running<T>(
-  tiny: Tiny, device: 'cpu' | 'reference', options: DeviceOptions, use: (running: Running) => Promise<T>,
+  tiny: Tiny,
+  device: 'cpu' | 'reference',
+  options: DeviceOptions,
+  use: (running: Running) => Promise<T>,
 ): Promise<T> {
   const plan = tinyPlan(tiny, { ...options, device, cache: device === 'reference' ? 'f32' : options.cache });
   return withExecutable(tiny, plan, device, (executable) =>
@@ -129,7 +140,11 @@ function running<T>(
 export function rowsStep(mode: Step['mode'], first: number, count: number, wanted: readonly number[] = []): Step {
   const tokens = Int32Array.from({ length: count }, (_, row) => first + row);
   return {
-    mode, tokens, positions: tokens, sequences: new Int32Array(count), pageTables: [Int32Array.of(0, 1, 2, 3)],
+    mode,
+    tokens,
+    positions: tokens,
+    sequences: new Int32Array(count),
+    pageTables: [Int32Array.of(0, 1, 2, 3)],
     wanted: Int32Array.from(wanted),
   };
 }

@@ -13,54 +13,75 @@ import { f16Tolerance, f32Tolerance } from './tolerances.ts';
 /** Query vectors a unit takes at most: they share the keys and values of a page. */
 const UNIT_QUERIES = 32;
 
-export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map((cache): CpuRow => ({
-  name: `attention-${cache}`,
-  device: 'cpu',
-  operation: 'attention',
-  modes: ['prompt', 'step'],
-  tolerance: cache === 'f16' ? f16Tolerance : f32Tolerance,
-  accepts(request) {
-    const { headDim, valueDim, heads, kvHeads } = request.operation as AttentionOperation;
-    if (request.cache !== cache) return `keeps a cache of ${cache}, found ${request.cache}`;
-    if (headDim % 4 !== 0 || valueDim % 4 !== 0) {
-      return `needs heads in multiples of 4, found ${headDim} for keys and ${valueDim} for values`;
-    }
-    if (heads % kvHeads !== 0) return `needs query heads in multiples of key heads, found ${heads} and ${kvHeads}`;
-    if (heads / kvHeads > UNIT_QUERIES) return `takes up to ${UNIT_QUERIES} query heads a key head, found ${heads / kvHeads}`;
-    return true;
-  },
-  emit(made, builder) {
-    const operation = made as AttentionOperation;
-    const { layer, query, key, value, output, heads, kvHeads, headDim, valueDim, scale } = operation;
-    const width = builder.width(output);
-    builder.declareValue(output, width);
-    builder.emit({
-      space: 'rows',
-      reads: [key, value],
-      writes: ['cache'],
-      cacheLayer: layer,
-      scratch: Math.max(headDim, valueDim) * 4,
-      make: (at) => ({
-        kind: 'store', key: at.value(key), value: at.value(value), cache: at.cache(layer), step: at.step, kvHeads, headDim, valueDim,
-        type: cache, layer,
-      }),
-    });
-    const pages = (builder.cachePages + 1) * 4;
-    builder.emit({
-      space: 'units',
-      reads: [query, 'cache'],
-      writes: [output],
-      cacheLayer: layer,
-      scratch:
-        UNIT_QUERIES * (4 + 8 + (headDim + valueDim) * 4) + PAGE_ROWS * (headDim + valueDim + 2) * 4 + pages + 64,
-      make: (at): AttendTask => ({
-        kind: 'attend', query: at.value(query), output: at.value(output), cache: at.cache(layer), step: at.step, heads, kvHeads,
-        headDim, valueDim, scale, type: cache, pagesBytes: pages,
-      }),
-    });
-    builder.encode(output, width, { space: 'rows' });
-  },
-}));
+export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map(
+  (cache): CpuRow => ({
+    name: `attention-${cache}`,
+    device: 'cpu',
+    operation: 'attention',
+    modes: ['prompt', 'step'],
+    tolerance: cache === 'f16' ? f16Tolerance : f32Tolerance,
+    accepts(request) {
+      const { headDim, valueDim, heads, kvHeads } = request.operation as AttentionOperation;
+      if (request.cache !== cache) return `keeps a cache of ${cache}, found ${request.cache}`;
+      if (headDim % 4 !== 0 || valueDim % 4 !== 0) {
+        return `needs heads in multiples of 4, found ${headDim} for keys and ${valueDim} for values`;
+      }
+      if (heads % kvHeads !== 0) return `needs query heads in multiples of key heads, found ${heads} and ${kvHeads}`;
+      if (heads / kvHeads > UNIT_QUERIES)
+        return `takes up to ${UNIT_QUERIES} query heads a key head, found ${heads / kvHeads}`;
+      return true;
+    },
+    emit(made, builder) {
+      const operation = made as AttentionOperation;
+      const { layer, query, key, value, output, heads, kvHeads, headDim, valueDim, scale } = operation;
+      const width = builder.width(output);
+      builder.declareValue(output, width);
+      builder.emit({
+        space: 'rows',
+        reads: [key, value],
+        writes: ['cache'],
+        cacheLayer: layer,
+        scratch: Math.max(headDim, valueDim) * 4,
+        make: (at) => ({
+          kind: 'store',
+          key: at.value(key),
+          value: at.value(value),
+          cache: at.cache(layer),
+          step: at.step,
+          kvHeads,
+          headDim,
+          valueDim,
+          type: cache,
+          layer,
+        }),
+      });
+      const pages = (builder.cachePages + 1) * 4;
+      builder.emit({
+        space: 'units',
+        reads: [query, 'cache'],
+        writes: [output],
+        cacheLayer: layer,
+        scratch:
+          UNIT_QUERIES * (4 + 8 + (headDim + valueDim) * 4) + PAGE_ROWS * (headDim + valueDim + 2) * 4 + pages + 64,
+        make: (at): AttendTask => ({
+          kind: 'attend',
+          query: at.value(query),
+          output: at.value(output),
+          cache: at.cache(layer),
+          step: at.step,
+          heads,
+          kvHeads,
+          headDim,
+          valueDim,
+          scale,
+          type: cache,
+          pagesBytes: pages,
+        }),
+      });
+      builder.encode(output, width, { space: 'rows' });
+    },
+  }),
+);
 
 interface AttendTask extends Task {
   readonly query: Place;
@@ -79,8 +100,15 @@ interface AttendTask extends Task {
 /** Writes a row's key and value heads to its page. */
 export function makeStore(data: Task, worker: WorkerView): RunningTask {
   const task = data as Task & {
-    readonly key: Place; readonly value: Place; readonly cache: CachePlace; readonly step: StepPlaces; readonly kvHeads: number;
-    readonly headDim: number; readonly valueDim: number; readonly type: CacheType; readonly layer: number;
+    readonly key: Place;
+    readonly value: Place;
+    readonly cache: CachePlace;
+    readonly step: StepPlaces;
+    readonly kvHeads: number;
+    readonly headDim: number;
+    readonly valueDim: number;
+    readonly type: CacheType;
+    readonly layer: number;
   };
   const { home } = worker;
   const arena = worker.arenas[task.cache.arena] as Arena;
@@ -146,10 +174,20 @@ export function makeAttend(data: Task, worker: WorkerView): RunningTask {
     const pages = Math.ceil((home.i32[step.limits / 4 + end - 1] as number) / PAGE_ROWS);
     arena.bytes.set(home.bytes.subarray(start, start + pages * 4), pagesAt);
     attend(
-      queriesAt, (end - first) * perHead, scale, limitsAt, pagesAt,
-      cache.keys + kvHead * PAGE_ROWS * headDim * element, cache.keyPageBytes,
-      cache.values + kvHead * PAGE_ROWS * valueDim * element, cache.valuePageBytes,
-      headDim, valueDim, half, outAt, inside,
+      queriesAt,
+      (end - first) * perHead,
+      scale,
+      limitsAt,
+      pagesAt,
+      cache.keys + kvHead * PAGE_ROWS * headDim * element,
+      cache.keyPageBytes,
+      cache.values + kvHead * PAGE_ROWS * valueDim * element,
+      cache.valuePageBytes,
+      headDim,
+      valueDim,
+      half,
+      outAt,
+      inside,
     );
     const width = perHead * valueDim * 4;
     for (let row = first; row < end; row++) {

@@ -29,9 +29,19 @@ export function makeRoute(data: Task, worker: WorkerView): RunningTask {
     units: () => 0,
     run(row) {
       const notANumber = route(
-        rowOf(logits, row), experts, used, gating === 'sigmoid' ? 1 : 0, bias, groups?.count ?? 1, groups?.used ?? 1,
-        groups?.rankedBy === 'twoBest' ? 1 : 0, normalise ? 1 : 0, scale, routing.ids.offset + row * used * 4,
-        routing.weights.offset + row * used * 4, scratch,
+        rowOf(logits, row),
+        experts,
+        used,
+        gating === 'sigmoid' ? 1 : 0,
+        bias,
+        groups?.count ?? 1,
+        groups?.used ?? 1,
+        groups?.rankedBy === 'twoBest' ? 1 : 0,
+        normalise ? 1 : 0,
+        scale,
+        routing.ids.offset + row * used * 4,
+        routing.weights.offset + row * used * 4,
+        scratch,
       );
       if (notANumber !== 0) {
         worker.control.fault(Fault.router, layer);
@@ -56,7 +66,14 @@ function pairSorter(worker: WorkerView, routing: RoutingPlaces, experts: number,
   return () => {
     const { ids, order, orderRows, active } = routing;
     i32[active.offset / 4] = sortPairs(
-      ids.offset, worker.step.rows * used, used, experts, order.offset, orderRows.offset, active.offset + 4, scratch,
+      ids.offset,
+      worker.step.rows * used,
+      used,
+      experts,
+      order.offset,
+      orderRows.offset,
+      active.offset + 4,
+      scratch,
     );
   };
 }
@@ -72,7 +89,10 @@ interface GatedTask extends Task {
 type Rows = Pick<ProductRequest, 'xIndex' | 'count' | 'key'>;
 
 /** silu(gate·x) ⊙ up·x for one unit of one expert; `place` is the first row of the output. */
-function gatedUnit(task: GatedTask, worker: WorkerView): (expert: number, unit: number, rows: Rows, place: number) => void {
+function gatedUnit(
+  task: GatedTask,
+  worker: WorkerView,
+): (expert: number, unit: number, rows: Rows, place: number) => void {
   const { gate, up, gateInput, upInput, output } = task;
   const gateProduct = new Product(worker, { ...gate, xStride: gateInput.stride });
   const upProduct = new Product(worker, { ...up, xStride: upInput.stride });
@@ -83,12 +103,22 @@ function gatedUnit(task: GatedTask, worker: WorkerView): (expert: number, unit: 
     const groups = Math.min(UNIT_GROUPS, gate.groups - first);
     const out = rowOf(output, place) + first * 16;
     gateProduct.multiply({
-      ...rows, weight: gate.offset + expert * gate.bytes + first * gateProduct.groupBytes, groups, x: gateInput.offset, out,
-      outStride: output.stride, outIndex: 0,
+      ...rows,
+      weight: gate.offset + expert * gate.bytes + first * gateProduct.groupBytes,
+      groups,
+      x: gateInput.offset,
+      out,
+      outStride: output.stride,
+      outIndex: 0,
     });
     upProduct.multiply({
-      ...rows, weight: up.offset + expert * up.bytes + first * upProduct.groupBytes, groups, x: upInput.offset, out: upAt,
-      outStride: groups * 16, outIndex: 0,
+      ...rows,
+      weight: up.offset + expert * up.bytes + first * upProduct.groupBytes,
+      groups,
+      x: upInput.offset,
+      out: upAt,
+      outStride: groups * 16,
+      outIndex: 0,
     });
     for (let row = 0; row < rows.count; row++) {
       const at = out + row * output.stride;
@@ -113,10 +143,20 @@ function activeExperts(worker: WorkerView, routing: RoutingPlaces, unitsEach: nu
   const { i32 } = worker.home;
   return {
     units: () => (i32[routing.active.offset / 4] as number) * unitsEach,
-    of(unit: number): { readonly expert: number; readonly first: number; readonly count: number; readonly within: number } {
+    of(unit: number): {
+      readonly expert: number;
+      readonly first: number;
+      readonly count: number;
+      readonly within: number;
+    } {
       const number = Math.floor(unit / unitsEach);
       const at = routing.active.offset / 4 + 1 + number * 3;
-      return { expert: i32[at] as number, first: i32[at + 1] as number, count: i32[at + 2] as number, within: unit - number * unitsEach };
+      return {
+        expert: i32[at] as number,
+        first: i32[at + 1] as number,
+        count: i32[at + 2] as number,
+        within: unit - number * unitsEach,
+      };
     },
   };
 }
@@ -137,7 +177,12 @@ export function makeExpertsIn(data: Task, worker: WorkerView): RunningTask {
 
 /** Down of the chosen experts, from the sorted pairs back to each pair's own place. */
 export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
-  const task = data as Task & { readonly routing: RoutingPlaces; readonly down: Stack; readonly input: Place; readonly output: Place };
+  const task = data as Task & {
+    readonly routing: RoutingPlaces;
+    readonly down: Stack;
+    readonly input: Place;
+    readonly output: Place;
+  };
   const { routing, down, input, output } = task;
   const product = new Product(worker, { ...down, xStride: input.stride });
   const active = activeExperts(worker, routing, Math.ceil(down.groups / UNIT_GROUPS));
@@ -164,8 +209,13 @@ export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
 /** Σ w_i·E_i in rank order, then the shared expert. */
 export function makeCombine(data: Task, worker: WorkerView): RunningTask {
   const task = data as Task & {
-    readonly experts: Place; readonly weights: Place; readonly used: number; readonly width: number;
-    readonly shared: Place | undefined; readonly gate: Place | undefined; readonly output: Place;
+    readonly experts: Place;
+    readonly weights: Place;
+    readonly used: number;
+    readonly width: number;
+    readonly shared: Place | undefined;
+    readonly gate: Place | undefined;
+    readonly output: Place;
   };
   const { f32, kernels } = worker.home;
   const { experts, weights, used, width, shared, gate, output } = task;
@@ -176,8 +226,14 @@ export function makeCombine(data: Task, worker: WorkerView): RunningTask {
     run(row) {
       const factor = gate === undefined ? 1 : sigmoid(f32[rowOf(gate, row) / 4] as number);
       combine(
-        rowOf(experts, row * used), experts.stride, weights.offset + row * used * 4, used, shared === undefined ? 0 : rowOf(shared, row),
-        factor, rowOf(output, row), width,
+        rowOf(experts, row * used),
+        experts.stride,
+        weights.offset + row * used * 4,
+        used,
+        shared === undefined ? 0 : rowOf(shared, row),
+        factor,
+        rowOf(output, row),
+        width,
       );
     },
   };

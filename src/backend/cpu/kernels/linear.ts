@@ -25,22 +25,24 @@ interface LinearTask extends Task {
 }
 
 export const linearRows: readonly CpuRow[] = (['linear', 'head'] as const).flatMap((operation) =>
-  cpuFormats.map(({ id, activations }): CpuRow => ({
-    name: `${operation}-${id.toLowerCase()}`,
-    device: 'cpu',
-    operation,
-    modes: ['prompt', 'step'],
-    tolerance: encodingTolerances[activations],
-    layout: 'interleave4',
-    accepts(request) {
-      const { weight } = request.operation as LinearOperation | HeadOperation;
-      const { format, shape } = request.weights[weight] as { format: string; shape: readonly number[] };
-      if (format !== id) return `takes ${id}, found ${format}`;
-      if (shape.length !== 2) return `needs a matrix, found [${shape.join(', ')}]`;
-      return acceptsWeight(weight, format, shape[1] as number);
-    },
-    emit: (made, builder) => emitLinear(made as LinearOperation | HeadOperation, builder),
-  })),
+  cpuFormats.map(
+    ({ id, activations }): CpuRow => ({
+      name: `${operation}-${id.toLowerCase()}`,
+      device: 'cpu',
+      operation,
+      modes: ['prompt', 'step'],
+      tolerance: encodingTolerances[activations],
+      layout: 'interleave4',
+      accepts(request) {
+        const { weight } = request.operation as LinearOperation | HeadOperation;
+        const { format, shape } = request.weights[weight] as { format: string; shape: readonly number[] };
+        if (format !== id) return `takes ${id}, found ${format}`;
+        if (shape.length !== 2) return `needs a matrix, found [${shape.join(', ')}]`;
+        return acceptsWeight(weight, format, shape[1] as number);
+      },
+      emit: (made, builder) => emitLinear(made as LinearOperation | HeadOperation, builder),
+    }),
+  ),
 );
 
 function emitLinear(operation: LinearOperation | HeadOperation, builder: Builder): void {
@@ -76,7 +78,12 @@ function emitLinear(operation: LinearOperation | HeadOperation, builder: Builder
 
 export function makeLinear(data: Task, worker: WorkerView): RunningTask {
   const task = data as LinearTask;
-  const product = new Product(worker, { arena: task.arena, format: task.format, columns: task.columns, xStride: task.input.stride });
+  const product = new Product(worker, {
+    arena: task.arena,
+    format: task.format,
+    columns: task.columns,
+    xStride: task.input.stride,
+  });
   const units = Math.ceil(task.groups / UNIT_GROUPS);
   const count = () => (task.wanted === 0 ? worker.step.rows : worker.step.wanted);
   return {

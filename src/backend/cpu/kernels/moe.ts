@@ -9,7 +9,7 @@ import type { MoeSpec } from '../../../model/spec.ts';
 import type { FormatId } from '../../../quant/index.ts';
 import { type Addresses, type Builder, ROW_BLOCK, UNIT_GROUPS } from '../builder.ts';
 import { acceptsWeight, groupBytes, groupsOf } from '../formats.ts';
-import type { Place, Task } from '../program.ts';
+import type { Place } from '../program.ts';
 import type { CpuRow } from '../row.ts';
 import { productScratch } from './product.ts';
 import { int8Tolerance } from './tolerances.ts';
@@ -64,19 +64,28 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
   const { rows } = builder;
   const pairs = rows * moe.used;
   const names = {
-    logits: `${prefix}.logits`, ids: `${prefix}.ids`, weights: `${prefix}.weights`, order: `${prefix}.order`,
-    orderRows: `${prefix}.orderRows`, active: `${prefix}.active`, inner: `${prefix}.inner`,
+    logits: `${prefix}.logits`,
+    ids: `${prefix}.ids`,
+    weights: `${prefix}.weights`,
+    order: `${prefix}.order`,
+    orderRows: `${prefix}.orderRows`,
+    active: `${prefix}.active`,
+    inner: `${prefix}.inner`,
     expertOut: `${prefix}.expertOut`,
   };
   builder.declareValue(names.logits, moe.experts);
   builder.declareValue(names.inner, moe.inner, pairs, moe.used);
   builder.declareValue(names.expertOut, builder.width(output), pairs, moe.used);
-  for (const name of [names.ids, names.weights, names.order, names.orderRows]) builder.declare(name, pairs * 4, moe.used * 4);
+  for (const name of [names.ids, names.weights, names.order, names.orderRows])
+    builder.declare(name, pairs * 4, moe.used * 4);
   const activeBytes = (1 + moe.experts * 3) * 4;
   builder.declare(names.active, activeBytes, activeBytes);
   const routing = (at: Addresses): RoutingPlaces => ({
-    ids: at.buffer(names.ids), weights: at.buffer(names.weights), order: at.buffer(names.order),
-    orderRows: at.buffer(names.orderRows), active: at.buffer(names.active),
+    ids: at.buffer(names.ids),
+    weights: at.buffer(names.weights),
+    order: at.buffer(names.order),
+    orderRows: at.buffer(names.orderRows),
+    active: at.buffer(names.active),
   });
   const chosen = [names.order, names.orderRows, names.active];
 
@@ -99,12 +108,21 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
     weights: [gate, up],
     scratch: gatedScratch(builder, gate, Math.max(rows, ROW_BLOCK)),
     make: (at) => ({
-      kind: 'expertsIn', routing: routing(at), gate: stackOf(builder, at, gate), up: stackOf(builder, at, up),
-      gateInput: at.value(builder.operand(input, gate)), upInput: at.value(builder.operand(input, up)), output: at.value(names.inner),
+      kind: 'expertsIn',
+      routing: routing(at),
+      gate: stackOf(builder, at, gate),
+      up: stackOf(builder, at, up),
+      gateInput: at.value(builder.operand(input, gate)),
+      upInput: at.value(builder.operand(input, up)),
+      output: at.value(names.inner),
     }),
   });
   if (moe.shared !== undefined) {
-    emitProduct(builder, { input: `${prefix}.sharedInner`, weight: `${prefix}.shared.down`, output: `${prefix}.sharedOut` });
+    emitProduct(builder, {
+      input: `${prefix}.sharedInner`,
+      weight: `${prefix}.shared.down`,
+      output: `${prefix}.sharedOut`,
+    });
   }
   builder.encode(names.inner, moe.inner, { space: 'pairs', used: moe.used, rows: pairs });
   const innerOperand = builder.operand(names.inner, down);
@@ -115,8 +133,11 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
     weights: [down],
     scratch: productScratch(builder.operandStride(down)),
     make: (at) => ({
-      kind: 'expertsOut', routing: routing(at), down: stackOf(builder, at, down),
-      input: at.value(innerOperand), output: at.value(names.expertOut),
+      kind: 'expertsOut',
+      routing: routing(at),
+      down: stackOf(builder, at, down),
+      input: at.value(innerOperand),
+      output: at.value(names.expertOut),
     }),
   });
   emitCombine(operation, builder, names, routing);
@@ -124,7 +145,12 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
 
 type Names = Readonly<Record<'logits' | 'ids' | 'weights' | 'order' | 'orderRows' | 'active' | 'expertOut', string>>;
 
-function emitRoute(operation: MoeOperation, builder: Builder, names: Names, routing: (at: Addresses) => RoutingPlaces): void {
+function emitRoute(
+  operation: MoeOperation,
+  builder: Builder,
+  names: Names,
+  routing: (at: Addresses) => RoutingPlaces,
+): void {
   const { moe, prefix, layer } = operation;
   builder.emit({
     space: 'rows',
@@ -132,8 +158,14 @@ function emitRoute(operation: MoeOperation, builder: Builder, names: Names, rout
     writes: [names.ids, names.weights, names.order, names.orderRows, names.active],
     scratch: (2 * moe.experts + (moe.router.groups?.count ?? 0)) * 4,
     make: (at) => ({
-      kind: 'route', logits: at.value(names.logits), routing: routing(at), experts: moe.experts, used: moe.used,
-      router: moe.router, bias: moe.router.selectionBias ? at.weight(`${prefix}.selectionBias`).offset : 0, layer,
+      kind: 'route',
+      logits: at.value(names.logits),
+      routing: routing(at),
+      experts: moe.experts,
+      used: moe.used,
+      router: moe.router,
+      bias: moe.router.selectionBias ? at.weight(`${prefix}.selectionBias`).offset : 0,
+      layer,
     }),
   });
 }
@@ -153,8 +185,12 @@ function emitSharedIn(operation: MoeOperation, builder: Builder): void {
     weights: [gate, up],
     scratch: gatedScratch(builder, gate, builder.rows),
     make: (at) => ({
-      kind: 'gatedIn', gate: stackOf(builder, at, gate), up: stackOf(builder, at, up),
-      gateInput: at.value(builder.operand(input, gate)), upInput: at.value(builder.operand(input, up)), output: at.value(inner),
+      kind: 'gatedIn',
+      gate: stackOf(builder, at, gate),
+      up: stackOf(builder, at, up),
+      gateInput: at.value(builder.operand(input, gate)),
+      upInput: at.value(builder.operand(input, up)),
+      output: at.value(inner),
     }),
   });
   if (shared.gated) {
@@ -164,7 +200,12 @@ function emitSharedIn(operation: MoeOperation, builder: Builder): void {
   builder.encode(inner, shared.inner, { space: 'rows' });
 }
 
-function emitCombine(operation: MoeOperation, builder: Builder, names: Names, routing: (at: Addresses) => RoutingPlaces): void {
+function emitCombine(
+  operation: MoeOperation,
+  builder: Builder,
+  names: Names,
+  routing: (at: Addresses) => RoutingPlaces,
+): void {
   const { moe, prefix, output } = operation;
   const width = builder.width(output);
   builder.declareValue(output, width);
@@ -175,8 +216,13 @@ function emitCombine(operation: MoeOperation, builder: Builder, names: Names, ro
     reads: [names.expertOut, names.weights, ...shared, ...gate],
     writes: [output],
     make: (at) => ({
-      kind: 'combine', experts: at.value(names.expertOut), weights: routing(at).weights, used: moe.used, width,
-      shared: shared[0] === undefined ? undefined : at.value(shared[0]), gate: gate[0] === undefined ? undefined : at.value(gate[0]),
+      kind: 'combine',
+      experts: at.value(names.expertOut),
+      weights: routing(at).weights,
+      used: moe.used,
+      width,
+      shared: shared[0] === undefined ? undefined : at.value(shared[0]),
+      gate: gate[0] === undefined ? undefined : at.value(gate[0]),
       output: at.value(output),
     }),
   });
@@ -184,7 +230,10 @@ function emitCombine(operation: MoeOperation, builder: Builder, names: Names, ro
 }
 
 /** A plain product inside the layer, served by the task of linear operations. */
-function emitProduct(builder: Builder, names: { readonly input: string; readonly weight: string; readonly output: string }): void {
+function emitProduct(
+  builder: Builder,
+  names: { readonly input: string; readonly weight: string; readonly output: string },
+): void {
   const { input, weight, output } = names;
   const { format, shape } = builder.weight(weight);
   const columns = shape.at(-1) as number;
@@ -197,8 +246,16 @@ function emitProduct(builder: Builder, names: { readonly input: string; readonly
     weights: [weight],
     scratch: productScratch(builder.operandStride(weight)),
     make: (at) => ({
-      kind: 'linear', arena: at.weight(weight).arena, weight: at.weight(weight).offset, format, columns, groups: groupsOf(rows),
-      input: at.value(operand), output: at.value(output), bias: 0, wanted: 0,
+      kind: 'linear',
+      arena: at.weight(weight).arena,
+      weight: at.weight(weight).offset,
+      format,
+      columns,
+      groups: groupsOf(rows),
+      input: at.value(operand),
+      output: at.value(output),
+      bias: 0,
+      wanted: 0,
     }),
   });
 }

@@ -43,7 +43,10 @@ export class Product {
   readonly #columns: number;
   readonly #xStride: number;
 
-  constructor(worker: WorkerView, options: { readonly arena: number; readonly format: FormatId; readonly columns: number; readonly xStride: number }) {
+  constructor(
+    worker: WorkerView,
+    options: { readonly arena: number; readonly format: FormatId; readonly columns: number; readonly xStride: number },
+  ) {
     this.#worker = worker;
     this.#arena = worker.arenas[options.arena] as Arena;
     this.#away = options.arena !== 0;
@@ -69,17 +72,59 @@ export class Product {
     }
   }
 
-  #call(weight: number, groups: number, x: number, xIndex: number, rows: number, out: number, outStride: number, outIndex: number): void {
+  #call(
+    weight: number,
+    groups: number,
+    x: number,
+    xIndex: number,
+    rows: number,
+    out: number,
+    outStride: number,
+    outIndex: number,
+  ): void {
     const { kernels, scratch } = this.#arena;
     const { kind, number } = this.#format;
     if (kind === 'block') {
-      (kernels.matmul as KernelCall)(number, weight, this.#columns, groups, x, this.#xStride, xIndex, rows, out, outStride, outIndex, scratch);
+      (kernels.matmul as KernelCall)(
+        number,
+        weight,
+        this.#columns,
+        groups,
+        x,
+        this.#xStride,
+        xIndex,
+        rows,
+        out,
+        outStride,
+        outIndex,
+        scratch,
+      );
     } else {
-      (kernels.matmulFloat as KernelCall)(number, weight, this.#columns, groups, x, this.#xStride, xIndex, rows, out, outStride, outIndex);
+      (kernels.matmulFloat as KernelCall)(
+        number,
+        weight,
+        this.#columns,
+        groups,
+        x,
+        this.#xStride,
+        xIndex,
+        rows,
+        out,
+        outStride,
+        outIndex,
+      );
     }
   }
 
-  #multiplyAway(request: ProductRequest, rows: number, x: number, xIndex: number, out: number, outIndex: number, key: number): void {
+  #multiplyAway(
+    request: ProductRequest,
+    rows: number,
+    x: number,
+    xIndex: number,
+    out: number,
+    outIndex: number,
+    key: number,
+  ): void {
     const { home, serial } = this.#worker;
     const { bytes, scratch, brought } = this.#arena;
     const stride = this.#xStride;
@@ -98,7 +143,10 @@ export class Product {
     this.#call(request.weight, request.groups, inside, 0, rows, result, width, 0);
     for (let row = 0; row < rows; row++) {
       const number = outIndex === 0 ? row : (home.i32[outIndex / 4 + row] as number);
-      home.bytes.set(bytes.subarray(result + row * width, result + (row + 1) * width), out + number * request.outStride);
+      home.bytes.set(
+        bytes.subarray(result + row * width, result + (row + 1) * width),
+        out + number * request.outStride,
+      );
     }
   }
 }

@@ -1,7 +1,12 @@
 /** What is done to each row by itself: embedding lookup, norms, rotation, gating, sums, quantisation. */
 
 import type {
-  AddOperation, EmbedOperation, GluOperation, NormOperation, Operation, RopeOperation,
+  AddOperation,
+  EmbedOperation,
+  GluOperation,
+  NormOperation,
+  Operation,
+  RopeOperation,
 } from '../../../model/graph.ts';
 import type { FormatId } from '../../../quant/index.ts';
 import type { Builder } from '../builder.ts';
@@ -54,8 +59,13 @@ const embedRows: readonly CpuRow[] = cpuFormats.map(({ id }) => ({
         weights: [weight],
         scratch: decodeScratch(columns),
         make: (at) => ({
-          kind: 'embed', arena: at.weight(weight).arena, weight: at.weight(weight).offset, format: id, columns,
-          output: at.value(output), tokens: at.step.tokens,
+          kind: 'embed',
+          arena: at.weight(weight).arena,
+          weight: at.weight(weight).offset,
+          format: id,
+          columns,
+          output: at.value(output),
+          tokens: at.step.tokens,
         }),
       });
     },
@@ -75,7 +85,12 @@ export const rowwiseRows: readonly CpuRow[] = [
         reads: [input],
         writes: [output],
         make: (at) => ({
-          kind: 'norm', input: at.value(input), output: at.value(output), weight: at.weight(weight).offset, epsilon, group,
+          kind: 'norm',
+          input: at.value(input),
+          output: at.value(output),
+          weight: at.weight(weight).offset,
+          epsilon,
+          group,
           groups: width / group,
           // The norm that opens a block finds what came before it: the layer's own attention, or the layer before.
           blame: group === builder.spec.hidden && !weight.endsWith('feedForward.norm') ? layer - 1 : layer,
@@ -92,8 +107,14 @@ export const rowwiseRows: readonly CpuRow[] = [
         reads: [input],
         writes: [output],
         make: (at) => ({
-          kind: 'rope', input: at.value(input), output: at.value(output), heads, headDim, half: rope.pairing === 'half',
-          table: at.rope(rope), positions: at.step.positions,
+          kind: 'rope',
+          input: at.value(input),
+          output: at.value(output),
+          heads,
+          headDim,
+          half: rope.pairing === 'half',
+          table: at.rope(rope),
+          positions: at.step.positions,
         }),
       });
     },
@@ -101,7 +122,8 @@ export const rowwiseRows: readonly CpuRow[] = [
   rowwise<GluOperation>({
     operation: 'glu',
     accepts: ({ operation }) =>
-      (operation as GluOperation).activation === 'silu' || `gates with silu, found ${(operation as GluOperation).activation}`,
+      (operation as GluOperation).activation === 'silu' ||
+      `gates with silu, found ${(operation as GluOperation).activation}`,
     emit({ gate, up, output }, builder) {
       const width = builder.width(output);
       builder.emit({
@@ -133,8 +155,12 @@ function perRow(run: (row: number) => void): RunningTask {
 
 export function makeEmbed(data: Task, worker: WorkerView): RunningTask {
   const task = data as Task & {
-    readonly arena: number; readonly weight: number; readonly format: FormatId; readonly columns: number;
-    readonly output: Place; readonly tokens: number;
+    readonly arena: number;
+    readonly weight: number;
+    readonly format: FormatId;
+    readonly columns: number;
+    readonly output: Place;
+    readonly tokens: number;
   };
   const arena = worker.arenas[task.arena] as Arena;
   const format = cpuFormat(task.format) as CpuFormat;
@@ -152,8 +178,13 @@ export function makeEmbed(data: Task, worker: WorkerView): RunningTask {
 
 export function makeNorm(data: Task, worker: WorkerView): RunningTask {
   const task = data as Task & {
-    readonly input: Place; readonly output: Place; readonly weight: number; readonly epsilon: number; readonly group: number;
-    readonly groups: number; readonly blame: number;
+    readonly input: Place;
+    readonly output: Place;
+    readonly weight: number;
+    readonly epsilon: number;
+    readonly group: number;
+    readonly groups: number;
+    readonly blame: number;
   };
   const rmsNorm = worker.home.kernels.rmsNorm as KernelCall;
   // One weight for every group (a norm of each head), or the whole row at once.
@@ -171,8 +202,13 @@ export function makeNorm(data: Task, worker: WorkerView): RunningTask {
 
 export function makeRope(data: Task, worker: WorkerView): RunningTask {
   const task = data as Task & {
-    readonly input: Place; readonly output: Place; readonly heads: number; readonly headDim: number; readonly half: boolean;
-    readonly table: RopePlace; readonly positions: number;
+    readonly input: Place;
+    readonly output: Place;
+    readonly heads: number;
+    readonly headDim: number;
+    readonly half: boolean;
+    readonly table: RopePlace;
+    readonly positions: number;
   };
   const { kernels, i32 } = worker.home;
   const rope = kernels.rope as KernelCall;
@@ -180,14 +216,24 @@ export function makeRope(data: Task, worker: WorkerView): RunningTask {
   return perRow((row) => {
     const position = i32[task.positions / 4 + row] as number;
     rope(
-      task.input.offset + row * task.input.stride, task.output.offset + row * task.output.stride, offset + position * pairs * 8,
-      task.heads, task.headDim, pairs, task.half ? 1 : 0,
+      task.input.offset + row * task.input.stride,
+      task.output.offset + row * task.output.stride,
+      offset + position * pairs * 8,
+      task.heads,
+      task.headDim,
+      pairs,
+      task.half ? 1 : 0,
     );
   });
 }
 
 export function makeSiluMul(data: Task, worker: WorkerView): RunningTask {
-  const task = data as Task & { readonly gate: Place; readonly up: Place; readonly output: Place; readonly width: number };
+  const task = data as Task & {
+    readonly gate: Place;
+    readonly up: Place;
+    readonly output: Place;
+    readonly width: number;
+  };
   const siluMul = worker.home.kernels.siluMul as KernelCall;
   return perRow((row) => {
     siluMul(rowOf(task.gate, row), rowOf(task.up, row), rowOf(task.output, row), task.width);
@@ -195,7 +241,12 @@ export function makeSiluMul(data: Task, worker: WorkerView): RunningTask {
 }
 
 export function makeAdd(data: Task, worker: WorkerView): RunningTask {
-  const task = data as Task & { readonly left: Place; readonly right: Place; readonly output: Place; readonly width: number };
+  const task = data as Task & {
+    readonly left: Place;
+    readonly right: Place;
+    readonly output: Place;
+    readonly width: number;
+  };
   const add = worker.home.kernels.add as KernelCall;
   return perRow((row) => {
     add(rowOf(task.left, row), rowOf(task.right, row), rowOf(task.output, row), task.width);
@@ -203,7 +254,12 @@ export function makeAdd(data: Task, worker: WorkerView): RunningTask {
 }
 
 export function makeEncode(data: Task, worker: WorkerView): RunningTask {
-  const task = data as Task & { readonly input: Place; readonly output: Place; readonly blocks: number; readonly encoding: Encoding };
+  const task = data as Task & {
+    readonly input: Place;
+    readonly output: Place;
+    readonly blocks: number;
+    readonly encoding: Encoding;
+  };
   const encode = worker.home.kernels[task.encoding === 'int8' ? 'encodeInt8' : 'encodeInt16'] as KernelCall;
   const digits = task.encoding === 'digits' ? 1 : 0;
   return perRow((row) => {
