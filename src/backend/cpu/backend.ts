@@ -35,12 +35,7 @@ async function prepare(request: PrepareRequest, early: readonly PlatformWorker[]
     const memories = program.arenas.map(allocateArena);
     const pool = Pool.start(workers, { program, pieces, memories, module: await kernelModule(place, plan) });
     // Reading needs no worker: it begins while they start.
-    const stored = storeWeights(request, {
-      program,
-      pieces,
-      memories,
-      order: async (piece) => (await pool).store(piece),
-    });
+    const stored = storeWeights(request, { program, pieces, memories, pool });
     await Promise.all([pool, stored]);
     return new CpuExecutable(request, program, await pool);
   } catch (error) {

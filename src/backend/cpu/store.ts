@@ -109,8 +109,8 @@ export interface StoreTarget {
   readonly pieces: readonly StorePiece[];
   /** By arena. */
   readonly memories: readonly WebAssembly.Memory[];
-  /** Puts a piece in order, once it has been read. */
-  order(piece: number): Promise<void>;
+  /** Puts a piece in order, once it has been read and there are workers. */
+  readonly pool: Promise<{ store(piece: number): void }>;
 }
 
 /** Reads everything to its place and has it put in order. */
@@ -147,8 +147,9 @@ export async function storeWeights(request: PrepareRequest, target: StoreTarget)
         const piece = pieces[index] as StorePiece;
         const { buffer } = memories[piece.arena] as WebAssembly.Memory;
         await source(piece.source).readInto(piece.fileOffset, new Uint8Array(buffer, piece.offset, piece.bytes));
+        const pool = await target.pool;
         if (failed) return;
-        await target.order(index);
+        pool.store(index);
         bytesDone += piece.bytes;
         onProgress?.({ bytesDone, bytesTotal });
       }
