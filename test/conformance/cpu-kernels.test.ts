@@ -40,7 +40,7 @@ describe('the CPU table', () => {
 
   test('holds every tolerance to what its arithmetic allows, with a reason', () => {
     for (const { name, tolerance } of cpuRows) {
-      assert.ok([1e-6, 2e-3, 1e-2].includes(tolerance.relativeRms), `${name}: ${tolerance.relativeRms}`);
+      assert.ok([1e-6, 1e-4, 2e-3, 1e-2].includes(tolerance.relativeRms), `${name}: ${tolerance.relativeRms}`);
       assert.ok(tolerance.reason.length > 10, `${name}: a tolerance without a reason`);
     }
   });
