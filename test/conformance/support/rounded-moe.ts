@@ -1,43 +1,50 @@
 /**
- * The reference's mixture of experts over activations that are rounded to int8 wherever a kernel rounds them. What is left
- * between it and an int8 kernel is the order of f32 sums, and a value here and there that was half way between two codes.
+ * The reference's mixture of experts over activations that are rounded to integers wherever a kernel rounds them. What is
+ * left between it and the kernel is the order of f32 sums, and a value here and there that was half way between two codes.
  */
 
+import type { Encoding } from '../../../src/backend/cpu/formats.ts';
 import { route } from '../../../src/backend/reference/moe.ts';
 import { glu, linear } from '../../../src/backend/reference/operations.ts';
 import type { MoeSpec } from '../../../src/model/spec.ts';
 import { roundHalfEven } from '../../../src/quant/scalars.ts';
 
-/** Blocks of 32 with one scale each: the largest magnitude becomes ±127. */
-export function int8Rounded(values: Float32Array): Float32Array {
-  const rounded = new Float32Array(values.length);
+/**
+ * Blocks of 32 with one scale each: the largest magnitude becomes ±127. Of 16 bits there are 254ths of that unit beside the
+ * nearest whole number.
+ */
+export function rounded(values: Float32Array, encoding: Encoding): Float32Array {
+  if (encoding === 'f32') return values;
+  const result = new Float32Array(values.length);
   for (let at = 0; at < values.length; at += 32) {
     const block = values.subarray(at, at + 32);
     const top = block.reduce((most, x) => Math.max(most, Math.abs(x)), 0);
-    const scale = Math.fround(top / 127);
     const inverse = top === 0 ? 0 : Math.fround(127 / top);
     block.forEach((x, i) => {
-      rounded[at + i] = roundHalfEven(Math.fround(x * inverse)) * scale;
+      const scaled = Math.fround(x * inverse);
+      const whole = roundHalfEven(scaled);
+      const rest = encoding === 'int8' ? 0 : roundHalfEven(Math.fround((scaled - whole) * 254)) / 254;
+      result[at + i] = (whole + rest) * (top / 127);
     });
   }
-  return rounded;
+  return result;
 }
 
 /**
  * @param input [T, hidden]
  * @param weights by part (`gate`, `shared.up` …), decoded
- * @param isInt8 whether a part is multiplied with int8 activations
+ * @param encoding what a part's activations are rounded to
  */
 export function roundedMoe(
   input: Float32Array,
   moe: MoeSpec,
   weights: (part: string) => Float32Array,
-  isInt8: (part: string) => boolean,
+  encoding: (part: string) => Encoding,
 ): Float32Array {
   const { experts, inner, shared, router, used } = moe;
   const hidden = weights('router').length / experts;
   const times = (x: Float32Array, part: string, expert: number, rows: number) =>
-    linear(isInt8(part) ? int8Rounded(x) : x, {
+    linear(rounded(x, encoding(part)), {
       data: weights(part),
       offset: expert * rows * x.length,
       rows,
