@@ -1,0 +1,352 @@
+/** Where a program's bytes lie: nothing that is in use at once shares a byte, and everything is inside its arena. */
+
+import assert from 'node:assert/strict';
+import { describe, test } from 'node:test';
+import { OutOfMemoryError } from '../../errors.ts';
+import { buildGraph } from '../../model/decoder.ts';
+import type { Operation } from '../../model/graph.ts';
+import type { ModelSpec } from '../../model/spec.ts';
+import type { Weight, Weights } from '../../model/weights.ts';
+import { formatBytes } from '../../quant/index.ts';
+import { PAGE_ROWS } from '../backend.ts';
+import { type Addresses, type Builder, homeBytes } from './builder.ts';
+import { type LayoutOptions, layOut } from './layout.ts';
+import type { CpuProgram, Place } from './program.ts';
+import type { CpuRow } from './row.ts';
+import { cpuRows } from './rows.ts';
+
+const norm = { epsilon: 1e-6 };
+const attention: ModelSpec['layers'][number]['attention'] = {
+  norm,
+  heads: 4,
+  kvHeads: 2,
+  headDim: 64,
+  valueDim: 32,
+  scale: 0.125,
+  qkNorm: { over: 'head', epsilon: 1e-6 },
+  rope: { pairing: 'half', dimensions: 32, base: 10000, scaling: { kind: 'none' } },
+  bias: { query: true, key: false, value: false, output: false },
+};
+
+/** Every kind of task: a dense layer and mixtures with all that they may have. */
+const spec: ModelSpec = {
+  architecture: 'tiny',
+  vocabulary: 1001,
+  hidden: 256,
+  trainedContext: 1024,
+  finalNorm: norm,
+  head: { tied: false },
+  layers: [
+    { attention, feedForward: { kind: 'dense', norm, inner: 768, activation: 'silu' } },
+    ...(['softmax', 'sigmoid'] as const).map((gating) => ({
+      attention,
+      feedForward: {
+        kind: 'moe' as const,
+        norm,
+        moe: {
+          experts: 8,
+          used: 3,
+          inner: 256,
+          activation: 'silu' as const,
+          shared: { inner: 512, gated: gating === 'softmax' },
+          router: { gating, selectionBias: gating === 'sigmoid', normalise: true, scale: 1 },
+        },
+      },
+    })),
+  ],
+};
+
+function weightsOf(): Weights {
+  const weights = new Map<string, Weight>();
+  const add = (name: string, format: string, ...shape: number[]) => {
+    const bytes = formatBytes(
+      format,
+      shape.reduce((a, b) => a * b, 1),
+    );
+    weights.set(name, { name, format, shape, parts: [], bytes });
+  };
+  add('embedding', 'Q6_K', 1001, 256);
+  add('head', 'Q8_0', 1001, 256);
+  add('finalNorm', 'F32', 256);
+  spec.layers.forEach(({ feedForward }, layer) => {
+    const at = `layers.${layer}`;
+    for (const name of ['attention.norm', 'feedForward.norm']) add(`${at}.${name}`, 'F32', 256);
+    for (const name of ['queryNorm', 'keyNorm']) add(`${at}.attention.${name}`, 'F32', 64);
+    add(`${at}.attention.query.bias`, 'F32', 256);
+    add(`${at}.attention.query`, 'Q4_K', 256, 256);
+    add(`${at}.attention.key`, 'Q4_K', 128, 256);
+    add(`${at}.attention.value`, 'BF16', 64, 256);
+    add(`${at}.attention.output`, 'Q5_0', 256, 128);
+    if (feedForward.kind === 'dense') {
+      add(`${at}.feedForward.gate`, 'Q4_K', 768, 256);
+      add(`${at}.feedForward.up`, 'Q4_K', 768, 256);
+      add(`${at}.feedForward.down`, 'Q6_K', 256, 768);
+      return;
+    }
+    const { moe } = feedForward;
+    add(`${at}.moe.router`, 'F32', 8, 256);
+    if (moe.router.selectionBias) add(`${at}.moe.selectionBias`, 'F32', 8);
+    add(`${at}.moe.gate`, 'Q4_K', 8, 256, 256);
+    add(`${at}.moe.up`, 'Q5_K', 8, 256, 256);
+    add(`${at}.moe.down`, 'Q8_0', 8, 256, 256);
+    add(`${at}.moe.shared.gate`, 'BF16', 512, 256);
+    add(`${at}.moe.shared.up`, 'BF16', 512, 256);
+    add(`${at}.moe.shared.down`, 'Q6_K', 256, 512);
+    if (moe.shared?.gated === true) add(`${at}.moe.shared.router`, 'F32', 1, 256);
+  });
+  return weights;
+}
+
+const weights = weightsOf();
+const graph = buildGraph(spec);
+
+function rowOf(operation: Operation): CpuRow {
+  const format = 'weight' in operation ? weights.get(operation.weight)?.format.toLowerCase() : undefined;
+  const names = [operation.kind, `${operation.kind}-${format}`, `${operation.kind}-f16`];
+  const row = cpuRows.find(({ name }) => names.includes(name));
+  assert.ok(row !== undefined, `no row for ${operation.kind}`);
+  return row;
+}
+
+interface Laid {
+  readonly program: CpuProgram;
+  readonly builder: Builder;
+  /** Every buffer that a task asked for. */
+  readonly places: ReadonlyMap<string, Place>;
+}
+
+/** A layout whose tasks also tell where all that they read and write lies. */
+function lay(change: Partial<LayoutOptions> = {}): Laid {
+  const places = new Map<string, Place>();
+  let seen: Builder | undefined;
+  const last = graph.operations.at(-1) as Operation;
+  const rows = graph.operations.map((operation): CpuRow => {
+    const row = rowOf(operation);
+    if (operation !== last) return row;
+    return {
+      ...row,
+      emit(made, builder) {
+        row.emit(made, builder);
+        seen = builder;
+        for (const { emissions } of builder.stages) {
+          for (const [index, emission] of emissions.entries()) {
+            const make = (at: Addresses) => {
+              for (const name of [...emission.reads, ...emission.writes]) {
+                if (builder.bytes.has(name)) places.set(name, at.buffer(name));
+              }
+              return emission.make(at);
+            };
+            emissions[index] = { ...emission, make };
+          }
+        }
+      },
+    };
+  });
+  const options: LayoutOptions = {
+    spec,
+    graph,
+    rows,
+    weights,
+    threads: 3,
+    context: 512,
+    pages: 16,
+    promptRows: 128,
+    wantedRows: 64,
+    cacheType: 'f16',
+    arenaBytes: 2 ** 30,
+    ...change,
+  };
+  const program = layOut(options);
+  return { program, builder: seen as Builder, places };
+}
+
+interface Span {
+  readonly name: string;
+  readonly from: number;
+  readonly to: number;
+}
+
+function assertDisjoint(spans: readonly Span[], what: string): void {
+  const order = spans.toSorted((a, b) => a.from - b.from || a.to - b.to);
+  for (const [index, span] of order.entries()) {
+    const next = order[index + 1];
+    if (next === undefined || span.to <= next.from) continue;
+    assert.fail(`${what}: ${span.name} (${span.from}–${span.to}) meets ${next.name} (${next.from}–${next.to})`);
+  }
+}
+
+/** What lies in an arena from prepare to dispose, the buffers of a run as one. */
+function standing({ program }: Laid, arena: number, change: Partial<LayoutOptions> = {}): Span[] {
+  const { context = 512, pages = 16, promptRows = 128, threads = 3 } = change;
+  const spans: Span[] = [];
+  const add = (name: string, from: number, bytes: number) => void spans.push({ name, from, to: from + bytes });
+  for (const [name, place] of Object.entries(program.weights)) {
+    if (place.arena === arena) add(name, place.offset, place.bytes);
+  }
+  for (const [layer, cache] of program.cache.entries()) {
+    if (cache.arena !== arena) continue;
+    add(`keys of layer ${layer}`, cache.keys, pages * cache.keyPageBytes);
+    add(`values of layer ${layer}`, cache.values, pages * cache.valuePageBytes);
+  }
+  for (let worker = 0; worker < threads; worker++) {
+    const bytes = program.scratchBytes[arena] as number;
+    add(`scratch of worker ${worker}`, (program.scratch[arena] as number) + worker * bytes, bytes);
+  }
+  if (arena !== 0) return spans;
+  const rows = Math.max(promptRows, 64);
+  const { step } = program;
+  for (const name of ['tokens', 'positions', 'limits', 'pageStart'] as const) add(name, step[name], rows * 4);
+  add('page tables', step.pages, 64 * Math.ceil(context / PAGE_ROWS) * 4);
+  add('wanted', step.wanted, 64 * 4);
+  for (const { offset, pairs } of program.ropes) add('rope table', offset, context * pairs * 8);
+  return spans;
+}
+
+const variants: Readonly<Record<string, Partial<LayoutOptions>>> = {
+  'one arena': {},
+  'arenas of 256 KiB': { arenaBytes: 2 ** 18 },
+  'arenas of 64 KiB, a cache of f32, five threads': { arenaBytes: 65536, cacheType: 'f32', threads: 5 },
+  'a prompt of one row': { promptRows: 1, threads: 1 },
+  'a long prompt and a context that fills no page': { promptRows: 513, context: 500 },
+};
+
+for (const [name, change] of Object.entries(variants)) {
+  describe(name, () => {
+    const laid = lay(change);
+    const { program, builder, places } = laid;
+
+    test('what stands in an arena shares no byte and lies inside', () => {
+      for (const [arena, bytes] of program.arenas.entries()) {
+        const spans = standing(laid, arena, change);
+        const activations = [...places].map(
+          ([buffer, { offset }]): Span => ({
+            name: buffer,
+            from: offset,
+            to: offset + (builder.bytes.get(buffer) as number),
+          }),
+        );
+        if (arena === 0) {
+          const from = Math.min(...activations.map((span) => span.from));
+          spans.push({ name: 'activations', from, to: Math.max(...activations.map((span) => span.to)) });
+        }
+        assertDisjoint(spans, `arena ${arena}`);
+        for (const span of spans) {
+          // Address 0 means absent.
+          assert.ok(span.from >= 1024 && span.to <= bytes, `${span.name}: ${span.from}–${span.to} of ${bytes}`);
+          assert.equal(span.from % 16, 0, `${span.name} lies at ${span.from}`);
+        }
+        assert.equal(bytes % 65536, 0);
+      }
+    });
+
+    test('buffers that live in the same stage share no byte', () => {
+      const lives = new Map<string, { first: number; last: number }>();
+      builder.stages.forEach(({ emissions }, stage) => {
+        for (const buffer of emissions.flatMap(({ reads, writes }) => [...reads, ...writes])) {
+          if (!builder.bytes.has(buffer)) continue;
+          lives.set(buffer, { first: lives.get(buffer)?.first ?? stage, last: stage });
+        }
+      });
+      assert.equal(lives.size, places.size);
+      // Logits are read when the run has ended.
+      (lives.get(graph.logits) as { last: number }).last = builder.stages.length;
+      for (let stage = 0; stage <= builder.stages.length; stage++) {
+        const alive = [...lives]
+          .filter(([, { first, last }]) => first <= stage && stage <= last)
+          .map(([buffer]) => buffer);
+        const spans = alive.map((buffer): Span => {
+          const { offset } = places.get(buffer) as Place;
+          return { name: buffer, from: offset, to: offset + (builder.bytes.get(buffer) as number) };
+        });
+        assertDisjoint(spans, `stage ${stage}`);
+      }
+    });
+
+    test('in a run of one row, what workers touch before they next meet shares no byte', () => {
+      // Stages of rows end without a barrier then, and stages of units that may have none may be left out.
+      let meeting = 0;
+      const touched = new Map<string, { first: number; last: number }>();
+      for (const { space, emissions } of builder.stages) {
+        for (const buffer of emissions.flatMap(({ reads, writes }) => [...reads, ...writes])) {
+          if (!builder.bytes.has(buffer)) continue;
+          touched.set(buffer, { first: touched.get(buffer)?.first ?? meeting, last: meeting });
+        }
+        if (space === 'units' && emissions.some(({ optional }) => optional !== true)) meeting++;
+      }
+      (touched.get(graph.logits) as { last: number }).last = meeting;
+      let own = 0;
+      for (let at = 0; at <= meeting; at++) {
+        const alive = [...touched].filter(([, { first, last }]) => first <= at && at <= last);
+        const shared: Span[] = [];
+        const alone: Span[] = [];
+        for (const [buffer] of alive) {
+          const place = places.get(buffer) as Place;
+          const bytes = builder.bytesAlone.get(buffer) as number;
+          assert.ok(bytes <= (builder.bytes.get(buffer) as number));
+          const spans = place.alone === undefined ? shared : alone;
+          const from = place.alone ?? place.offset;
+          spans.push({ name: buffer, from, to: from + bytes });
+        }
+        assertDisjoint(shared, `before meeting ${at}`);
+        assertDisjoint(alone, `own copies before meeting ${at}`);
+        own = Math.max(own, ...alone.map(({ to }) => to));
+      }
+      assert.ok(own > 0 && own <= program.aloneBytes && program.aloneBytes <= (program.scratchBytes[0] as number));
+    });
+
+    test('what the plan counts is what is there', () => {
+      const total = program.buffers.reduce((sum, { bytes }) => sum + bytes, 0);
+      const arenas = program.arenas.reduce((sum, bytes) => sum + bytes, 0);
+      assert.ok(total <= arenas, `${total} bytes in arenas of ${arenas}`);
+      // What is left is alignment, the start of each arena and the rounding to its pages.
+      const things = Object.keys(program.weights).length + program.cache.length + 8;
+      assert.ok(arenas - total <= program.arenas.length * (65536 + 1024 + 64) + things * 64);
+      for (const [weight, { bytes }] of Object.entries(program.weights)) {
+        assert.equal(bytes, homeBytes(weights.get(weight) as Weight), weight);
+      }
+    });
+
+    test('is the same each time', () => assert.deepEqual(lay(change).program, program));
+
+    test('can be sent to a worker', () => assert.deepEqual(structuredClone(program), program));
+  });
+}
+
+test('lives end: far fewer bytes than if every buffer had its own', () => {
+  const { program, builder } = lay();
+  const activations = program.buffers.find(({ name }) => name === 'activations')?.bytes as number;
+  const apart = [...builder.bytes.values()].reduce((sum, bytes) => sum + bytes, 0);
+  assert.ok(activations < apart / 2, `${activations} of ${apart}`);
+});
+
+test('small arenas: nothing is cut, and each but the first holds no more than was asked, or one thing alone', () => {
+  const laid = lay({ arenaBytes: 2 ** 18 });
+  assert.ok(laid.program.arenas.length > 8);
+  for (let arena = 1; arena < laid.program.arenas.length; arena++) {
+    const things = standing(laid, arena).filter(({ name }) => !/scratch|values of/.test(name));
+    const bytes = Math.max(
+      ...standing(laid, arena)
+        .filter(({ name }) => !name.startsWith('scratch'))
+        .map(({ to }) => to),
+    );
+    assert.ok(things.length === 1 || bytes <= 2 ** 18, `arena ${arena}: ${things.length} things up to byte ${bytes}`);
+  }
+});
+
+test('what fits in no memory is an error that says what it is', () => {
+  const huge = new Map(weights);
+  const shape = [2 ** 16, 2 ** 16];
+  huge.set('head', { name: 'head', format: 'Q8_0', shape, parts: [], bytes: formatBytes('Q8_0', 2 ** 32) });
+  assert.throws(
+    () => lay({ weights: huge }),
+    (error: unknown) => error instanceof OutOfMemoryError && /^head takes \d+ bytes/.test(error.message),
+  );
+  assert.throws(
+    () => lay({ pages: 2 ** 20 }),
+    (error: unknown) => error instanceof OutOfMemoryError && /the cache of layer 0/.test(error.message),
+  );
+  assert.throws(
+    () => lay({ promptRows: 2 ** 20 }),
+    (error: unknown) => error instanceof OutOfMemoryError && /activations needs \d+ bytes/.test(error.message),
+  );
+});
