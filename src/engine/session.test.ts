@@ -179,7 +179,7 @@ suite('a session', () => {
   test('leaving the loop early stops, and the session goes on from what was read', async () => {
     const session = model.session();
     let read = '';
-    for await (const part of session.generate(letters(40), { ...plain, maxTokens: undefined })) {
+    for await (const part of session.generate(letters(40), { ...plain, maxTokens: 300 })) {
       read += part.text;
       if (read.length >= 5) break;
     }
