@@ -20,7 +20,6 @@ import type { LoadOptions, Model, ModelInfo, PrintablePlan } from './types.ts';
 /** What is known of a model before its weights are read. */
 interface Opened {
   readonly file: ModelFile;
-  readonly tokenizer: Tokenizer;
   readonly model: ReadModel;
   readonly graph: Graph;
   readonly sampling: FileSampling;
@@ -42,16 +41,17 @@ export async function load(source: SourceInput, options: LoadOptions = {}): Prom
   const place = await platform();
   let booted: BootedEngine | undefined;
   let file: ModelFile | undefined;
+  const abandoned = new AbortController();
   try {
     const opened = await open(place, source, planOptions, () => {
       // Reading the file's head and planning takes about as long as starting workers.
       booted = bootEngine(place, { device: options.device ?? 'cpu', threads: options.threads ?? place.threads() });
       booted.worker.unref();
     });
-    const { tokenizer, model, graph, sampling, plan, info } = opened;
+    const { model, graph, sampling, plan, info } = opened;
     file = opened.file;
     signal?.throwIfAborted();
-    const engine = await EngineClient.start({
+    const starting = EngineClient.start({
       booted: booted as BootedEngine,
       plan,
       spec: model.spec,
@@ -59,8 +59,19 @@ export async function load(source: SourceInput, options: LoadOptions = {}): Prom
       weights: model.weights,
       sources: file.sources,
       onProgress,
-      signal,
+      signal: signal === undefined ? abandoned.signal : AbortSignal.any([signal, abandoned.signal]),
     });
+    // The vocabulary is read while the engine gets its memory; what goes wrong there is heard when it is awaited.
+    starting.catch(() => {});
+    let tokenizer: Tokenizer;
+    try {
+      tokenizer = readTokenizer(file.metadata, file.name);
+    } catch (error) {
+      abandoned.abort(error);
+      await starting.catch(() => {});
+      throw error;
+    }
+    const engine = await starting;
     const templates = chatTemplates(place, tokenizer, file.name);
     return new LoadedModel({
       file,
@@ -88,7 +99,11 @@ export async function planModel(
 ): Promise<{ readonly plan: PrintablePlan; readonly info: ModelInfo }> {
   checkLoadOptions(options);
   const { file, plan, info } = await open(await platform(), source, options);
-  await file.close();
+  try {
+    readTokenizer(file.metadata, file.name);
+  } finally {
+    await file.close();
+  }
   return { plan: printable(plan), info };
 }
 
@@ -111,7 +126,6 @@ async function open(
   try {
     const { metadata, name } = file;
     const model = readModel(file, { ignoreKeys: options.ignoreKeys });
-    const tokenizer = readTokenizer(metadata, name);
     const sampling = readFileSampling(metadata, name);
     const graph = buildGraph(model.spec);
     const plan = makePlan({
@@ -122,7 +136,7 @@ async function open(
       options,
       platform: { threads: place.threads(), freeMemoryBytes: place.freeMemoryBytes(), features: place.features() },
     });
-    return { file, tokenizer, model, graph, sampling, plan, info: describe(file, model, plan) };
+    return { file, model, graph, sampling, plan, info: describe(file, model, plan) };
   } catch (error) {
     await file.close();
     throw error;
