@@ -1,0 +1,115 @@
+/**
+ * Collects the dispatches that kernel rows emit for a graph. Pure data and WGSL text: no device is touched, so the plan can
+ * make the same program before there is one.
+ */
+
+import { InternalError } from '../../errors.ts';
+import type { Graph, ValueName, WeightName } from '../../model/graph.ts';
+import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
+import type { Weight, Weights } from '../../model/weights.ts';
+import { type CacheType, MAX_STEP_ROWS, type Mode } from '../kernel.ts';
+import { type StepLayout, stepLayout } from './step-buffer.ts';
+
+/** What a dispatch may know of the run it is recorded for; its kernels read the rest from the step buffer. */
+export interface RunShape {
+  readonly rows: number;
+  /** Rows whose logits are wanted. */
+  readonly wanted: number;
+  /** The most positions that a row of the run sees. */
+  readonly visible: number;
+}
+
+/** What stands at @group(0) @binding(i), in order. Everything but `write` is bound as `storage, read`. */
+export type Binding =
+  /** A value of the graph, or one declared by `declareValue`: f32 [rows, stride]. */
+  | { readonly kind: 'value'; readonly name: ValueName; readonly access: 'read' | 'write' }
+  /** A buffer of `declareBuffer`. */
+  | { readonly kind: 'buffer'; readonly name: string; readonly access: 'read' | 'write' }
+  /** A weight in its device layout (`formats.ts`); vectors are plain f32. */
+  | { readonly kind: 'weight'; readonly name: WeightName }
+  /** Keys or values of a layer's cache: [pages][kvHeads][PAGE_ROWS][dim], f32 or pairs of f16 in u32. */
+  | {
+      readonly kind: 'cache';
+      readonly layer: number;
+      readonly part: 'keys' | 'values';
+      readonly access: 'read' | 'write';
+    }
+  /** Cosines and sines: f32 [context][2][pairs], cosines first. */
+  | { readonly kind: 'rope'; readonly rope: RopeSpec }
+  /** What changes from run to run (`step-buffer.ts`): array<u32>. */
+  | { readonly kind: 'step' };
+
+export interface Dispatch {
+  /** Shown by timing and errors: `layers.3.moe gate+up`. */
+  readonly label: string;
+  /** A whole WGSL module with the entry point `main`; equal texts share a pipeline. */
+  readonly code: string;
+  readonly bindings: readonly Binding[];
+  /** Workgroups in x, y, z; any zero leaves the dispatch out. Each at most 65,535. */
+  workgroups(run: RunShape): readonly [number, number, number];
+}
+
+export class Builder {
+  readonly graph: Graph;
+  readonly spec: ModelSpec;
+  readonly weights: Weights;
+  /** Most rows of a run, of either mode. */
+  readonly rows: number;
+  readonly wanted: number;
+  readonly context: number;
+  readonly cacheType: CacheType;
+  readonly features: ReadonlySet<string>;
+  /** Where things stand in the step buffer, in words. */
+  readonly step: StepLayout;
+  readonly dispatches: Readonly<Record<Mode, Dispatch[]>> = { prompt: [], step: [] };
+  /** Bytes of every value and buffer. */
+  readonly bytes = new Map<string, number>();
+  readonly #strides = new Map<ValueName, number>();
+
+  constructor(options: {
+    readonly graph: Graph;
+    readonly spec: ModelSpec;
+    readonly weights: Weights;
+    readonly promptRows: number;
+    readonly wanted: number;
+    readonly context: number;
+    readonly cacheType: CacheType;
+    readonly features: ReadonlySet<string>;
+  }) {
+    this.graph = options.graph;
+    this.spec = options.spec;
+    this.weights = options.weights;
+    this.rows = Math.max(options.promptRows, MAX_STEP_ROWS);
+    this.wanted = options.wanted;
+    this.context = options.context;
+    this.cacheType = options.cacheType;
+    this.features = options.features;
+    this.step = stepLayout(this.rows, options.wanted, options.context);
+  }
+
+  weight(name: WeightName): Weight {
+    const weight = this.weights.get(name);
+    if (weight === undefined) throw new InternalError(`the graph names a weight that is not bound: ${name}`);
+    return weight;
+  }
+
+  /** f32 elements of a value of the graph, or of a declared one, a row. */
+  width(name: ValueName): number {
+    return this.graph.widths[name] ?? (this.#strides.get(name) as number);
+  }
+
+  /** Declares a value: `rows` rows (default: as many as a run has) of `width` f32, without gaps. Twice is once. */
+  declareValue(name: ValueName, width: number, rows = this.rows): void {
+    this.#strides.set(name, width);
+    this.bytes.set(name, Math.max(rows * width * 4, this.bytes.get(name) ?? 0));
+  }
+
+  declareBuffer(name: string, bytes: number): void {
+    this.bytes.set(name, Math.max(Math.ceil(bytes / 4) * 4, this.bytes.get(name) ?? 0));
+  }
+
+  /** Puts a dispatch behind those emitted before. Each sees everything that earlier ones wrote. */
+  dispatch(mode: Mode, dispatch: Dispatch): void {
+    this.dispatches[mode].push(dispatch);
+  }
+}
