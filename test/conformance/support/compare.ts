@@ -155,7 +155,8 @@ export async function checkRows(
       const reference = Object.fromEntries(
         names.map((name) => [name, firstRows(expected[name] as Float32Array, rows)]),
       );
-      onError?.(nearByKind(all, reference, { rows, tolerance, slack, what: `${what}, ${mode}` }));
+      const error = nearByKind(all, reference, { rows, tolerance, slack, what: `${what}, ${mode}` });
+      onError?.(error);
       for (const [index, count] of counts[mode].entries()) {
         // From another row each time, up to the last that leaves room.
         const first = index === 0 ? rows - 1 : Math.floor(((rows - count) * index) / counts[mode].length);
