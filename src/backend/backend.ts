@@ -36,7 +36,7 @@ export interface Executable {
    */
   run(step: Step): Promise<Float32Array>;
   /** After a run, a copy of a named value [T, width], where the backend still has it (the reference keeps all). */
-  value?(name: string): Float32Array;
+  value?(name: string): Float32Array | Promise<Float32Array>;
   /** Bytes held at the most, as the backend counted them. */
   readonly bytes: number;
   dispose(): Promise<void>;

@@ -17,6 +17,8 @@ async function backendFor(): Promise<Backend> {
   switch (device) {
     case 'reference':
       return (await import('../backend/reference/backend.ts')).referenceBackend;
+    case 'gpu':
+      return (await import('../backend/gpu/backend.ts')).gpuBackend();
     case 'cpu':
       return (await import('../backend/cpu/backend.ts')).cpuBackend({ workers });
   }

@@ -1,14 +1,16 @@
 /** From a source to a model that answers, or to the plan of one. */
 
+import { adapterFacts, requestAdapter } from '../backend/gpu/device.ts';
 import type { ModelFile } from '../format/model-file.ts';
 import { openModelFile } from '../format/open.ts';
+import type { SourceInput } from '../format/source.ts';
 import { buildGraph } from '../model/decoder.ts';
 import type { Graph } from '../model/graph.ts';
 import { type ReadModel, readModel } from '../model/read-model.ts';
 import { explain } from '../plan/explain.ts';
 import { plan as makePlan } from '../plan/place.ts';
 import type { Plan, PlanOptions } from '../plan/plan.ts';
-import { type Platform, platform, type SourceInput } from '../platform/index.ts';
+import { type Platform, platform } from '../platform/index.ts';
 import { readTokenizer, type Tokenizer } from '../tokenizer/index.ts';
 import { type BootedEngine, bootEngine, EngineClient } from './engine-client.ts';
 import { type FileSampling, readFileSampling } from './file-defaults.ts';
@@ -134,7 +136,12 @@ async function open(
       weights: model.weights,
       ignored: [...model.ignored, ...sampling.ignored],
       options,
-      platform: { threads: place.threads(), freeMemoryBytes: place.freeMemoryBytes(), features: place.features() },
+      platform: {
+        threads: place.threads(),
+        freeMemoryBytes: place.freeMemoryBytes(),
+        features: place.features(),
+        adapter: options.device === 'gpu' ? adapterFacts(await requestAdapter(place)) : undefined,
+      },
     });
     return { file, model, graph, sampling, plan, info: describe(file, model, plan) };
   } catch (error) {

@@ -25,7 +25,7 @@ const MAX_STOP_LENGTH = 4096;
 const MAX_STOPS = 256;
 
 const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
-  device: oneOf('cpu', 'reference'),
+  device: oneOf('cpu', 'gpu', 'reference'),
   threads: wholeFrom(1, 1024),
   context: wholeFrom(1),
   batch: wholeFrom(1),

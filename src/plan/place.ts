@@ -1,41 +1,26 @@
 /** Places every operation, picks every kernel, sizes every buffer, or refuses; before a weight is read. */
 
 import { PAGE_ROWS } from '../backend/backend.ts';
-import { layOut, MAX_ARENA_BYTES } from '../backend/cpu/layout.ts';
-import type { CpuRow } from '../backend/cpu/row.ts';
-import { cpuRows } from '../backend/cpu/rows.ts';
 import { type CacheType, type KernelRequest, type KernelRow, MAX_STEP_ROWS, type Mode } from '../backend/kernel.ts';
-import { referenceRows } from '../backend/reference/rows.ts';
-import { referenceWeightBytes } from '../backend/reference/store.ts';
-import { OutOfMemoryError, UsageError } from '../errors.ts';
+import { OutOfMemoryError } from '../errors.ts';
 import type { Graph, Operation } from '../model/graph.ts';
-import type { ModelSpec } from '../model/spec.ts';
 import type { Weights } from '../model/weights.ts';
-import type { DeviceName, Plan, PlannedBuffer, PlannedOperation, PlannedWeight, PlanOptions } from './plan.ts';
+import { type Placed, type Placer, type PlanRequest, pagesFor } from './placer.ts';
+import { arenaLimit, cpuPlacer } from './placers/cpu.ts';
+import { gpuPlacer } from './placers/gpu.ts';
+import { referencePlacer } from './placers/reference.ts';
+import type { DeviceName, Plan, PlannedOperation } from './plan.ts';
 import { select } from './select.ts';
+import { showBytes, showCount, showPlural } from './show.ts';
 
-export interface PlanRequest {
-  readonly spec: ModelSpec;
-  readonly graph: Graph;
-  readonly weights: Weights;
-  readonly ignored: Plan['ignored'];
-  readonly options: PlanOptions;
-  readonly platform: {
-    readonly threads: number;
-    readonly freeMemoryBytes: number;
-    readonly features: ReadonlySet<string>;
-  };
-}
+export type { PlanRequest } from './placer.ts';
 
 /** The context that a model gets where nobody asks for one, at the most. */
 const DEFAULT_CONTEXT = 8192;
 /** A default context is not cut below this for want of memory. */
 const LEAST_DEFAULT_CONTEXT = 512;
-const DEFAULT_BATCH = 512;
-/** The reference keeps every value of a run, so its runs are short. */
-const REFERENCE_BATCH = 64;
 
-const tables: Readonly<Record<DeviceName, readonly KernelRow[]>> = { cpu: cpuRows, reference: referenceRows };
+const placers: Readonly<Record<DeviceName, Placer>> = { cpu: cpuPlacer, gpu: gpuPlacer, reference: referencePlacer };
 
 /**
  * @throws Refusal `refused` naming each kernel row tried; OutOfMemoryError `out_of_memory` when the model does not fit;
@@ -44,29 +29,31 @@ const tables: Readonly<Record<DeviceName, readonly KernelRow[]>> = { cpu: cpuRow
 export function plan(request: PlanRequest): Plan {
   const { spec, graph, weights, options, platform } = request;
   const device = options.device ?? 'cpu';
-  const cacheType = options.cache ?? (device === 'cpu' ? defaultCache(request) : 'f32');
-  const promptRows =
-    device === 'cpu' ? (options.batch ?? DEFAULT_BATCH) : Math.min(options.batch ?? REFERENCE_BATCH, REFERENCE_BATCH);
-  const operations = chooseRows({ request, device, cacheType, promptRows });
-  const place = (context: number) =>
-    device === 'cpu'
-      ? placeOnCpu({ request, context, cacheType, promptRows, operations })
-      : placeOnReference({ request, context, promptRows });
-  const memoryBytes = options.memoryBytes ?? platform.freeMemoryBytes;
-  const { context, reason, placed } = chooseContext({ request, memoryBytes, place });
-  const pages = pagesFor(context, options);
+  const placer = placers[device];
+  const hopedFor = options.context ?? Math.min(spec.trainedContext, DEFAULT_CONTEXT);
+  const cacheType = options.cache ?? placer.defaultCache(request, hopedFor);
+  const promptRows = placer.promptRows(request);
+  const features = placer.features(request);
+  const { operations, rows } = chooseRows({ request, device, placer, cacheType, promptRows, features });
+  const memoryBytes = placer.memoryBytes(request);
+  const { context, reason, placed } = chooseContext({
+    request,
+    memoryBytes,
+    place: (length) => placer.place({ request, context: length, cacheType, promptRows, rows }),
+  });
   return {
     architecture: spec.architecture,
     device,
-    threads: threadsFor(request),
-    features: [...platform.features].sort(),
+    threads: placer.threads(request),
+    features: [...features].sort(),
+    adapter: device === 'gpu' ? platform.adapter?.name : undefined,
     context,
     contextReason: reason,
     maxRows: { prompt: promptRows, step: MAX_STEP_ROWS, wanted: MAX_STEP_ROWS },
-    cache: { type: cacheType, pages, pageRows: PAGE_ROWS, bytes: placed.cacheBytes },
+    cache: { type: cacheType, pages: pagesFor(context, options), pageRows: PAGE_ROWS, bytes: placed.cacheBytes },
     arenas: placed.arenas,
     arenaBytes: arenaLimit(options),
-    operations: operations.map(({ planned }) => planned),
+    operations,
     weights: placed.weights,
     buffers: placed.buffers,
     ignored: request.ignored,
@@ -77,36 +64,18 @@ export function plan(request: PlanRequest): Plan {
   };
 }
 
-/** f32 while that is a small part of what the model takes anyway (half of its weights), else f16. */
-function defaultCache({ spec, weights, options }: PlanRequest): CacheType {
-  const context = options.context ?? Math.min(spec.trainedContext, DEFAULT_CONTEXT);
-  const rows = pagesFor(context, options) * PAGE_ROWS;
-  let weightBytes = 0;
-  for (const { bytes } of weights.values()) weightBytes += bytes;
-  return f32CacheBytes(spec, rows) <= weightBytes / 2 ? 'f32' : 'f16';
-}
-
-function f32CacheBytes(spec: ModelSpec, rows: number): number {
-  return spec.layers.reduce(
-    (sum, { attention: { kvHeads, headDim, valueDim } }) => sum + rows * kvHeads * (headDim + valueDim) * 4,
-    0,
-  );
-}
-
-interface Chosen {
-  readonly planned: PlannedOperation;
-  readonly row: KernelRow;
-}
-
 function chooseRows(given: {
   readonly request: PlanRequest;
   readonly device: DeviceName;
+  readonly placer: Placer;
   readonly cacheType: CacheType;
   readonly promptRows: number;
-}): Chosen[] {
-  const { request, device, cacheType, promptRows } = given;
-  const { graph, weights, platform } = request;
-  const rowFor = (operation: Operation, mode: Mode): KernelRow => {
+  readonly features: ReadonlySet<string>;
+}): { readonly operations: PlannedOperation[]; readonly rows: Record<Mode, KernelRow[]> } {
+  const { request, device, placer, cacheType, promptRows, features } = given;
+  const { graph, weights } = request;
+  const rows: Record<Mode, KernelRow[]> = { prompt: [], step: [] };
+  const choose = (operation: Operation, mode: Mode): string => {
     const asked: KernelRequest = {
       operation,
       mode,
@@ -114,15 +83,23 @@ function chooseRows(given: {
       weights: weightsOf(operation, weights),
       widths: graph.widths,
       cache: cacheType,
-      features: platform.features,
+      features,
     };
-    return select(tables[device], asked);
+    const row = select(placer.rows, asked);
+    rows[mode].push(row);
+    return row.name;
   };
-  return graph.operations.map((operation) => {
-    const [prompt, step] = [rowFor(operation, 'prompt'), rowFor(operation, 'step')];
+  const operations = graph.operations.map((operation): PlannedOperation => {
     const { layer, kind, output } = operation;
-    return { planned: { layer, kind, output, device, rows: { prompt: prompt.name, step: step.name } }, row: step };
+    return {
+      layer,
+      kind,
+      output,
+      device,
+      rows: { prompt: choose(operation, 'prompt'), step: choose(operation, 'step') },
+    };
   });
+  return { operations, rows };
 }
 
 /** Every weight that an operation names, with its format and shape. */
@@ -141,122 +118,27 @@ export function weightsOf(operation: Operation, weights: Weights): KernelRequest
   );
 }
 
-interface Placed {
-  readonly arenas: readonly number[];
-  readonly weights: readonly PlannedWeight[];
-  readonly buffers: readonly PlannedBuffer[];
-  readonly weightBytes: number;
-  readonly cacheBytes: number;
-  readonly bufferBytes: number;
-  readonly total: number;
-}
-
-function placeOnCpu(given: {
-  readonly request: PlanRequest;
-  readonly context: number;
-  readonly cacheType: CacheType;
-  readonly promptRows: number;
-  readonly operations: readonly Chosen[];
-}): Placed {
-  const { request, context, cacheType, promptRows, operations } = given;
-  const { spec, graph, weights, options } = request;
-  const program = layOut({
-    spec,
-    graph,
-    weights,
-    context,
-    cacheType,
-    promptRows,
-    rows: operations.map(({ row }) => row as CpuRow),
-    threads: threadsFor(request),
-    pages: pagesFor(context, options),
-    wantedRows: MAX_STEP_ROWS,
-    arenaBytes: arenaLimit(options),
-  });
-  const planned = [...weights.values()].map((weight): PlannedWeight => {
-    const { arena, bytes } = program.weights[weight.name] as { arena: number; bytes: number };
-    const layout = weight.shape.length < 2 ? undefined : 'interleave4';
-    return { name: weight.name, format: weight.format, shape: weight.shape, bytes, device: 'cpu', layout, arena };
-  });
-  const sizes = new Map(program.buffers.map(({ name, bytes }) => [name, bytes]));
-  const weightBytes = planned.reduce((sum, { bytes }) => sum + bytes, 0);
-  const cacheBytes = sizes.get('cache') ?? 0;
-  const total = program.arenas.reduce((sum, bytes) => sum + bytes, 0);
-  const buffers = program.buffers
-    .filter(({ name }) => name !== 'cache' && name !== 'weights')
-    .map(
-      ({ name, bytes }): PlannedBuffer => ({
-        name,
-        bytes,
-        device: 'cpu',
-        lifetime: name === 'rope tables' ? 'model' : 'step',
-      }),
-    );
-  return {
-    arenas: program.arenas,
-    weights: planned,
-    buffers,
-    weightBytes,
-    cacheBytes,
-    bufferBytes: total - weightBytes - cacheBytes,
-    total,
-  };
-}
-
-function placeOnReference(given: {
-  readonly request: PlanRequest;
-  readonly context: number;
-  readonly promptRows: number;
-}): Placed {
-  const { request, context, promptRows } = given;
-  const { spec, graph, weights, options } = request;
-  const planned = [...weights.values()].map(
-    (weight): PlannedWeight => ({
-      name: weight.name,
-      format: weight.format,
-      shape: weight.shape,
-      bytes: referenceWeightBytes(weight),
-      device: 'reference',
-      layout: weight.format === 'F32' ? undefined : 'decoded to f32',
-    }),
-  );
-  const rows = Math.max(promptRows, MAX_STEP_ROWS);
-  const weightBytes = planned.reduce((sum, { bytes }) => sum + bytes, 0);
-  const cacheBytes = f32CacheBytes(spec, pagesFor(context, options) * PAGE_ROWS);
-  const bufferBytes = Object.values(graph.widths).reduce((sum, width) => sum + width * rows * 4, 0);
-  const buffers: PlannedBuffer[] = [
-    { name: 'every value of a run', bytes: bufferBytes, device: 'reference', lifetime: 'step' },
-  ];
-  return {
-    arenas: [],
-    weights: planned,
-    buffers,
-    weightBytes,
-    cacheBytes,
-    bufferBytes,
-    total: weightBytes + cacheBytes + bufferBytes,
-  };
-}
-
 function chooseContext(given: {
   readonly request: PlanRequest;
-  readonly memoryBytes: number;
+  readonly memoryBytes: number | undefined;
   readonly place: (context: number) => Placed;
 }): { readonly context: number; readonly reason: string; readonly placed: Placed } {
-  const { request, memoryBytes, place } = given;
+  const { request, place } = given;
+  const memoryBytes = given.memoryBytes ?? Infinity;
   const { spec, options } = request;
   const asked = options.context;
   if (asked !== undefined) {
     const placed = place(asked);
     if (placed.total > memoryBytes) throw doesNotFit(placed, asked, memoryBytes);
-    const beyond = asked > spec.trainedContext ? `, beyond the ${spec.trainedContext} it was trained with` : '';
+    const beyond =
+      asked > spec.trainedContext ? `, beyond the ${showCount(spec.trainedContext)} it was trained with` : '';
     return { context: asked, reason: `as asked for${beyond}`, placed };
   }
   const wanted = Math.min(spec.trainedContext, DEFAULT_CONTEXT);
   const reason =
     wanted === spec.trainedContext
       ? 'the length the model was trained with'
-      : `the default; trained with ${spec.trainedContext}`;
+      : `the default; trained with ${showCount(spec.trainedContext)}`;
   const placed = place(wanted);
   if (placed.total <= memoryBytes) return { context: wanted, reason, placed };
   // Only the cache (and rope tables) grow with the context: cut it in halves until all fits.
@@ -266,7 +148,8 @@ function chooseContext(given: {
     context = PAGE_ROWS * Math.floor(context / 2 / PAGE_ROWS)
   ) {
     const smaller = place(context);
-    if (smaller.total <= memoryBytes) return { context, reason: `what fits in ${memoryBytes} bytes`, placed: smaller };
+    if (smaller.total <= memoryBytes)
+      return { context, reason: `what fits in ${showBytes(memoryBytes)}`, placed: smaller };
   }
   throw doesNotFit(
     place(Math.min(wanted, LEAST_DEFAULT_CONTEXT)),
@@ -277,26 +160,11 @@ function chooseContext(given: {
 
 function doesNotFit(placed: Placed, context: number, memoryBytes: number): OutOfMemoryError {
   return new OutOfMemoryError(
-    `the model does not fit: ${placed.weightBytes} bytes of weights, ${placed.cacheBytes} of cache for ${context} tokens and ` +
-      `${placed.bufferBytes} of buffers make ${placed.total}, and ${memoryBytes} may be used; choose a smaller model or a shorter context`,
+    `the model does not fit: ${showBytes(placed.weightBytes)} of weights, ${showBytes(placed.cacheBytes)} of cache for ` +
+      `${showPlural(context, 'token')} and ${showBytes(placed.bufferBytes)} of buffers make ${showBytes(placed.total)}, and ` +
+      `${showBytes(memoryBytes)} may be used; choose a smaller model or a shorter context, or allow more memory`,
     { data: { needed: placed.total, available: memoryBytes, context } },
   );
-}
-
-function pagesFor(context: number, options: PlanOptions): number {
-  return Math.ceil(context / PAGE_ROWS) * (options.sessions ?? 1);
-}
-
-function threadsFor({ options, platform }: PlanRequest): number {
-  return options.device === 'reference' ? 1 : (options.threads ?? platform.threads);
-}
-
-function arenaLimit(options: PlanOptions): number {
-  const limit = options.arenaBytes ?? MAX_ARENA_BYTES;
-  if (limit > MAX_ARENA_BYTES) {
-    throw new UsageError(`arenaBytes: found ${limit}, and one WebAssembly memory holds at most ${MAX_ARENA_BYTES}`);
-  }
-  return limit;
 }
 
 /** What decoding one token reads of the weights: every matrix that is multiplied, of routed experts the used share. */

@@ -1,10 +1,13 @@
-/** The plan: plain data that says, before loading, what runs where, with which kernel, in how many bytes. */
+/**
+ * The plan: plain data that says, before loading, what runs where, with which kernel, in how many bytes. All sizes are in
+ * bytes.
+ */
 
 import type { CacheType, Mode } from '../backend/kernel.ts';
 import type { OperationKind, WeightName } from '../model/graph.ts';
 import type { FormatId } from '../quant/index.ts';
 
-export type DeviceName = 'cpu' | 'reference';
+export type DeviceName = 'cpu' | 'gpu' | 'reference';
 
 /** What a person may ask for; everything has a default. */
 export interface PlanOptions {
@@ -19,7 +22,7 @@ export interface PlanOptions {
   readonly cache?: CacheType;
   /** Sessions whose full contexts the cache holds at once; default 1. Shorter ones share it. */
   readonly sessions?: number;
-  /** Upper bound of one arena, in bytes; default 4 GiB − 64 KiB. */
+  /** Upper bound of one arena (one WebAssembly memory of the CPU's), in bytes; default 4 GiB − 64 KiB. */
   readonly arenaBytes?: number;
   /** Metadata keys (or tensors) under the architecture prefix to ignore although nobody knows them. */
   readonly ignoreKeys?: readonly string[];
@@ -28,8 +31,10 @@ export interface PlanOptions {
 }
 
 export interface PlannedOperation {
+  /** −1: before the layers. The number of layers: after them. */
   readonly layer: number;
   readonly kind: OperationKind;
+  /** The value that it makes, by its name in the graph. */
   readonly output: string;
   readonly device: DeviceName;
   /** The chosen row for each mode. */
@@ -37,8 +42,10 @@ export interface PlannedOperation {
 }
 
 export interface PlannedWeight {
+  /** Its logical name, the same in all families: `layers.3.moe.gate`. */
   readonly name: WeightName;
   readonly format: FormatId;
+  /** Outermost first: [rows, columns], [experts, rows, columns], [length]. */
   readonly shape: readonly number[];
   /** Bytes at its home, padding included. */
   readonly bytes: number;
@@ -53,6 +60,7 @@ export interface PlannedBuffer {
   readonly name: string;
   readonly bytes: number;
   readonly device: DeviceName;
+  /** `step`: used anew by every run. */
   readonly lifetime: 'model' | 'step';
 }
 
@@ -60,15 +68,20 @@ export interface Plan {
   readonly architecture: string;
   readonly device: DeviceName;
   readonly threads: number;
+  /** What of WebAssembly the runtime offers: `simd`, `relaxed-simd`, `threads`. */
   readonly features: readonly string[];
+  /** The GPU that the plan was made for, as its driver calls it. */
+  readonly adapter?: string;
   /** Tokens. */
   readonly context: number;
+  /** Why it is that long, for a person. */
   readonly contextReason: string;
   /** Most rows one run takes, by mode, and most rows whose logits one run gives. */
   readonly maxRows: Readonly<Record<Mode | 'wanted', number>>;
   readonly cache: {
     readonly type: CacheType;
     readonly pages: number;
+    /** Tokens a page holds. */
     readonly pageRows: number;
     readonly bytes: number;
   };
@@ -91,5 +104,6 @@ export interface Plan {
   readonly memoryBytes?: number;
   /** Weight bytes that decoding one token reads. */
   readonly bytesPerToken: number;
+  /** A greedy answer is the same alone, among others and after a reused prefix. */
   readonly reproducible: boolean;
 }

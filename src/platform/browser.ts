@@ -20,6 +20,7 @@ export const browserPlatform: Platform = {
   },
   spawnWorker: spawn,
   features: detectFeatures,
+  gpu: async () => navigator.gpu as GPU | undefined,
   threads: () => navigator.hardwareConcurrency || 1,
   freeMemoryBytes,
   async readAsset(name) {

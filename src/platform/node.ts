@@ -36,11 +36,29 @@ const inherited = process.execArgv.some((flag) => flag.startsWith('--input-type'
 /** The built files: `build/` of the checkout, `dist/build/` of the package. */
 const assets = new URL(ending === '.ts' ? '../../build/' : '../build/', import.meta.url);
 
+/** Chrome's gates that kernels may use; none makes a kernel that passes validation do anything else. */
+const dawnToggles = ['enable-dawn-features=allow_unsafe_apis,vulkan_enable_f16_on_nvidia'];
+
+let dawn: Promise<GPU | undefined> | undefined;
+
+/** Dawn, once for this thread; the package is optional. */
+function openDawn(): Promise<GPU | undefined> {
+  dawn ??= import('webgpu').then(
+    ({ create, globals }) => {
+      Object.assign(globalThis, globals);
+      return create(dawnToggles) as GPU;
+    },
+    () => undefined,
+  );
+  return dawn;
+}
+
 export const nodePlatform: Platform = {
   name: 'node',
   openSource,
   spawnWorker: (entry, data) => spawnNodeWorker(new URL(entries[entry] + ending, import.meta.url), entry, data),
   features: detectFeatures,
+  gpu: openDawn,
   threads: () => availableParallelism(),
   freeMemoryBytes,
   async readAsset(name) {
@@ -60,7 +78,11 @@ async function openSource(input: SourceInput): Promise<ModelSource> {
   const web = await openWebInput(input);
   if (web !== undefined) return web;
   if (typeof input !== 'string' && !(input instanceof URL)) {
-    throw new UsageError('a model is loaded from a path, a URL, a Blob or a byte source; got something else');
+    const found =
+      typeof input === 'function' ? 'a function' : Object(input) === input ? input?.constructor?.name : String(input);
+    throw new UsageError(
+      `a model is loaded from a path, a URL, a Blob or a byte source; found ${found ?? 'an object'}`,
+    );
   }
   if (input === '') throw new UsageError('the path of the model is empty');
   if (input instanceof URL && input.protocol !== 'file:') {

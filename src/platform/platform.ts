@@ -3,10 +3,9 @@
  * and `browser.ts` implement them, and everything else in Conclave is web-standard.
  */
 
-import type { ByteSource, ModelSource } from '../format/source.ts';
+import type { ModelSource, SourceInput } from '../format/source.ts';
 
-/** What a model can be loaded from: a path (Node), a URL with range requests, a File or Blob, or any byte source. */
-export type SourceInput = string | URL | Blob | ByteSource | ModelSource;
+export type { SourceInput } from '../format/source.ts';
 
 /** The worker entry files there are. */
 export type WorkerEntry = 'engine-worker' | 'cpu-worker' | 'template-worker';
@@ -42,6 +41,11 @@ export interface Platform {
   spawnWorker(entry: WorkerEntry, data: unknown): PlatformWorker;
   /** What WebAssembly offers here, as kernel rows ask for it: `simd`, `relaxed-simd`, `threads` (shared memory). */
   features(): ReadonlySet<string>;
+  /**
+   * WebGPU: `navigator.gpu`, or Dawn through the package `webgpu` in Node. Absent where there is none. The same object each
+   * time, and kept: Dawn ends the process when it is collected before its devices.
+   */
+  gpu(): Promise<GPU | undefined>;
   /** Cores that this process may use. */
   threads(): number;
   /** Bytes that may be allocated now, as far as the platform tells. */

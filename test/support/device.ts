@@ -2,6 +2,8 @@
 
 import { type Backend, type Executable, PAGE_ROWS, type Step } from '../../src/backend/backend.ts';
 import { cpuBackend } from '../../src/backend/cpu/backend.ts';
+import { gpuBackend } from '../../src/backend/gpu/backend.ts';
+import type { AdapterFacts } from '../../src/backend/gpu/device.ts';
 import type { Mode } from '../../src/backend/kernel.ts';
 import { referenceBackend } from '../../src/backend/reference/backend.ts';
 import type { ModelFile } from '../../src/format/model-file.ts';
@@ -27,20 +29,23 @@ export interface DeviceModel {
 export interface DeviceOptions extends PlanOptions {
   /** Instead of what this runtime has. */
   readonly features?: ReadonlySet<string>;
+  /** Of the GPU, where the plan is for one; without it nothing is asked of its limits. */
+  readonly adapter?: AdapterFacts;
 }
 
 /** A plan for a graph, as the engine would make it on a machine of 2 cores and 8 GiB. */
 export function planFor(given: Pick<DeviceModel, 'spec' | 'graph' | 'weights'>, options: DeviceOptions = {}): Plan {
-  const { features, ...planOptions } = options;
+  const { features, adapter, ...planOptions } = options;
   return makePlan({
     ...given,
     ignored: [],
     options: planOptions,
-    platform: { threads: 2, freeMemoryBytes: 8 * 2 ** 30, features: features ?? detectFeatures() },
+    platform: { threads: 2, freeMemoryBytes: 8 * 2 ** 30, features: features ?? detectFeatures(), adapter },
   });
 }
 
 export function backendOf(plan: Plan): Backend {
+  if (plan.device === 'gpu') return gpuBackend();
   return plan.device === 'cpu' ? cpuBackend() : referenceBackend;
 }
 

@@ -6,7 +6,7 @@ import type { ModelSpec } from '../../model/spec.ts';
 import type { Plan } from '../../plan/plan.ts';
 import { type Platform, type PlatformWorker, platform } from '../../platform/index.ts';
 import type { Backend, Executable, PrepareRequest, Step } from '../backend.ts';
-import { checkStep } from './check-step.ts';
+import { checkStep } from '../check-step.ts';
 import { Fault } from './control.ts';
 import { layOut } from './layout.ts';
 import { Pool } from './pool.ts';

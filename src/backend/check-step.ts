@@ -1,8 +1,8 @@
 /** What a step must be before any of it is written to shared memory: kernels trust every number they find there. */
 
-import { InternalError } from '../../errors.ts';
-import type { Plan } from '../../plan/plan.ts';
-import { PAGE_ROWS, type Step } from '../backend.ts';
+import { InternalError } from '../errors.ts';
+import type { Plan } from '../plan/plan.ts';
+import { PAGE_ROWS, type Step } from './backend.ts';
 
 /** @throws InternalError `internal` for a row that the plan has no place for. */
 export function checkStep(step: Step, plan: Plan, vocabulary: number): void {
