@@ -1,0 +1,116 @@
+/** The GPU device: asked for with everything the adapter has, and what goes wrong with it as named errors. */
+
+import { DeviceLostError, OutOfMemoryError, Refusal } from '../../errors.ts';
+import type { Platform } from '../../platform/platform.ts';
+
+/** What a plan may know of an adapter; plain data. */
+export interface AdapterFacts {
+  /** As the driver calls it. */
+  readonly name: string;
+  readonly features: readonly string[];
+  readonly maxBufferBytes: number;
+  readonly maxBindingBytes: number;
+  readonly workgroupBytes: number;
+}
+
+/** Features that kernels use where an adapter has them; none is required. */
+const wanted = ['shader-f16', 'subgroups', 'timestamp-query', 'chromium-experimental-subgroup-matrix'] as const;
+
+/** Limits that are raised to what the adapter has. */
+const raised = [
+  'maxBufferSize',
+  'maxStorageBufferBindingSize',
+  'maxComputeWorkgroupStorageSize',
+  'maxComputeInvocationsPerWorkgroup',
+  'maxComputeWorkgroupSizeX',
+  'maxComputeWorkgroupsPerDimension',
+  'maxStorageBuffersPerShaderStage',
+] as const;
+
+/** @throws Refusal `refused` when there is no WebGPU or no adapter, with what to do */
+export async function requestAdapter(platform: Pick<Platform, 'gpu'>): Promise<GPUAdapter> {
+  const gpu = await platform.gpu();
+  if (gpu === undefined) {
+    throw new Refusal(
+      'this runtime has no WebGPU: in Node install the package webgpu (npm install webgpu), or use --device cpu',
+    );
+  }
+  const adapter = await gpu.requestAdapter({ powerPreference: 'high-performance' });
+  if (adapter === null) {
+    throw new Refusal('no GPU was found: check its Vulkan, Metal or D3D12 driver, or use --device cpu');
+  }
+  return adapter;
+}
+
+export function adapterFacts(adapter: GPUAdapter): AdapterFacts {
+  const { vendor, architecture, description } = adapter.info;
+  return {
+    name: description !== '' ? description : [vendor, architecture].filter((part) => part !== '').join(' '),
+    features: wanted.filter((feature) => adapter.features.has(feature)),
+    maxBufferBytes: adapter.limits.maxBufferSize,
+    maxBindingBytes: adapter.limits.maxStorageBufferBindingSize,
+    workgroupBytes: adapter.limits.maxComputeWorkgroupStorageSize,
+  };
+}
+
+/** A device and what has become of it. */
+export class Gpu {
+  readonly device: GPUDevice;
+  #failure: Error | undefined;
+  #closed = false;
+
+  private constructor(device: GPUDevice) {
+    this.device = device;
+    void device.lost.then(({ message, reason }) => {
+      if (this.#closed) return;
+      this.#failure ??= new DeviceLostError(
+        `the GPU was lost (${reason}${message === '' ? '' : `: ${message}`}); load the model again, or use --device cpu`,
+        { data: { reason } },
+      );
+    });
+    device.addEventListener('uncapturederror', (event) => {
+      const { error } = event as GPUUncapturedErrorEvent;
+      this.#failure ??= namedError(error);
+    });
+  }
+
+  /** @throws Refusal `refused`; DeviceLostError `device_lost` when the driver gives no device */
+  static async open(platform: Pick<Platform, 'gpu'>): Promise<Gpu> {
+    const adapter = await requestAdapter(platform);
+    const requiredLimits = Object.fromEntries(raised.map((name) => [name, adapter.limits[name]]));
+    const requiredFeatures = wanted.filter((feature) => adapter.features.has(feature)) as unknown as GPUFeatureName[];
+    try {
+      return new Gpu(await adapter.requestDevice({ requiredFeatures, requiredLimits }));
+    } catch (cause) {
+      throw new DeviceLostError(`the GPU gave no device: ${(cause as Error).message}`, { cause });
+    }
+  }
+
+  /** @throws what went wrong since the device was opened, if anything did */
+  check(): void {
+    if (this.#failure !== undefined) throw this.#failure;
+  }
+
+  /** Runs `make` and throws what the device says of it by name. */
+  async guarded<T>(make: () => T | Promise<T>): Promise<T> {
+    this.device.pushErrorScope('validation');
+    this.device.pushErrorScope('out-of-memory');
+    const made = await make();
+    const errors = [await this.device.popErrorScope(), await this.device.popErrorScope()];
+    for (const error of errors) if (error !== null) throw namedError(error);
+    this.check();
+    return made;
+  }
+
+  close(): void {
+    this.#closed = true;
+    this.device.destroy();
+  }
+}
+
+function namedError(error: GPUError): Error {
+  const memory = error.constructor.name === 'GPUOutOfMemoryError';
+  return memory
+    ? new OutOfMemoryError(`the GPU has no memory left: ${error.message}; choose a smaller model or a shorter context`)
+    : new DeviceLostError(`the GPU refused a command: ${error.message}`);
+}

@@ -1,0 +1,3 @@
+import type { GpuRow } from '../row.ts';
+
+export const rowwiseRows: readonly GpuRow[] = [];

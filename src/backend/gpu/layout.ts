@@ -1,0 +1,139 @@
+/** The program of a graph for the GPU: dispatches by mode, and buffers that share memory where their lives do not meet. */
+
+import type { Graph, ValueName } from '../../model/graph.ts';
+import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
+import type { Weight, Weights } from '../../model/weights.ts';
+import { PAGE_ROWS } from '../backend.ts';
+import type { CacheType, Mode } from '../kernel.ts';
+import { type Binding, Builder, type Dispatch } from './builder.ts';
+import { gpuFormat } from './formats/index.ts';
+import { planeWords } from './formats.ts';
+import type { GpuRow } from './row.ts';
+import type { StepLayout } from './step-buffer.ts';
+
+export interface GpuLayoutOptions {
+  readonly spec: ModelSpec;
+  readonly graph: Graph;
+  readonly weights: Weights;
+  /** The chosen row of each of the graph's operations, by mode. */
+  readonly rows: Readonly<Record<Mode, readonly GpuRow[]>>;
+  readonly context: number;
+  /** Pages of the cache, a layer. */
+  readonly pages: number;
+  readonly promptRows: number;
+  readonly wantedRows: number;
+  readonly cacheType: CacheType;
+  readonly features: ReadonlySet<string>;
+}
+
+export interface GpuProgram {
+  readonly dispatches: Readonly<Record<Mode, readonly Dispatch[]>>;
+  /** Bytes of each buffer of activations; values and buffers name one by its index. */
+  readonly slots: readonly number[];
+  readonly slotOf: ReadonlyMap<string, number>;
+  readonly step: StepLayout;
+  readonly weightBytes: ReadonlyMap<string, number>;
+  /** Each kind of rotation that a dispatch binds. */
+  readonly ropes: readonly RopeSpec[];
+  /** Bytes of keys and of values, by layer. */
+  readonly cache: readonly { readonly keys: number; readonly values: number }[];
+}
+
+export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
+  const { graph, spec, weights, cacheType, context, features } = options;
+  const builder = new Builder({
+    graph,
+    spec,
+    weights,
+    promptRows: options.promptRows,
+    wanted: options.wantedRows,
+    context,
+    cacheType,
+    features,
+  });
+  for (const mode of ['prompt', 'step'] as const) {
+    graph.operations.forEach((operation, index) => {
+      (options.rows[mode][index] as GpuRow).emit(operation, builder, mode);
+    });
+  }
+  const { slots, slotOf } = shareSlots(builder, graph.logits);
+  const element = cacheType === 'f16' ? 2 : 4;
+  const rows = options.pages * PAGE_ROWS;
+  return {
+    dispatches: builder.dispatches,
+    slots,
+    slotOf,
+    step: builder.step,
+    ropes: ropesOf([...builder.dispatches.prompt, ...builder.dispatches.step]),
+    weightBytes: new Map([...weights].map(([name, weight]) => [name, deviceBytes(weight)])),
+    cache: spec.layers.map(({ attention: { kvHeads, headDim, valueDim } }) => ({
+      keys: rows * kvHeads * headDim * element,
+      values: rows * kvHeads * valueDim * element,
+    })),
+  };
+}
+
+function ropesOf(dispatches: readonly Dispatch[]): RopeSpec[] {
+  const ropes = new Map<string, RopeSpec>();
+  for (const { bindings } of dispatches) {
+    for (const binding of bindings) if (binding.kind === 'rope') ropes.set(JSON.stringify(binding.rope), binding.rope);
+  }
+  return [...ropes.values()];
+}
+
+/** Bytes of a weight on the device: matrices in planes, vectors as f32. */
+export function deviceBytes({ format, shape }: Weight): number {
+  if (shape.length < 2) return (shape[0] as number) * 4;
+  const columns = shape.at(-1) as number;
+  const rows = shape.slice(0, -1).reduce((product, n) => product * n, 1);
+  const known = gpuFormat(format);
+  return known === undefined ? 0 : rows * planeWords(known, columns).rowWords * 4;
+}
+
+interface Life {
+  readonly mode: Mode;
+  readonly first: number;
+  readonly last: number;
+}
+
+function namesOf(bindings: readonly Binding[]): ValueName[] {
+  return bindings.flatMap((binding) => (binding.kind === 'value' || binding.kind === 'buffer' ? [binding.name] : []));
+}
+
+/** Names whose dispatches do not overlap, in either mode, may share a buffer; the largest choose first. */
+function shareSlots(builder: Builder, logits: ValueName): { slots: number[]; slotOf: Map<string, number> } {
+  const lives = new Map<string, Life[]>();
+  for (const mode of ['prompt', 'step'] as const) {
+    const spans = new Map<string, { first: number; last: number }>();
+    builder.dispatches[mode].forEach(({ bindings }, index) => {
+      for (const name of namesOf(bindings)) {
+        const span = spans.get(name);
+        if (span === undefined) spans.set(name, { first: index, last: index });
+        else span.last = index;
+      }
+    });
+    for (const [name, { first, last }] of spans) {
+      const life = { mode, first, last: name === logits ? Number.POSITIVE_INFINITY : last };
+      lives.set(name, [...(lives.get(name) ?? []), life]);
+    }
+  }
+  const bytesOf = (name: string) => builder.bytes.get(name) ?? 0;
+  const order = [...lives.keys()].sort((a, b) => bytesOf(b) - bytesOf(a));
+  const slots: { bytes: number; lives: Life[] }[] = [];
+  const slotOf = new Map<string, number>();
+  for (const name of order) {
+    const own = lives.get(name) as Life[];
+    let index = slots.findIndex(({ lives: taken }) => !taken.some((other) => own.some((life) => meets(life, other))));
+    if (index < 0) {
+      index = slots.length;
+      slots.push({ bytes: bytesOf(name), lives: [] });
+    }
+    (slots[index] as { lives: Life[] }).lives.push(...own);
+    slotOf.set(name, index);
+  }
+  return { slots: slots.map(({ bytes }) => Math.max(16, bytes)), slotOf };
+}
+
+function meets(a: Life, b: Life): boolean {
+  return a.mode === b.mode && a.first <= b.last && b.first <= a.last;
+}

@@ -1,0 +1,118 @@
+/**
+ * Pipelines and bind groups, made once at load, and the recording of runs. A recorded dispatch reads only immutable bind
+ * groups, buffers written by dispatches before it, and the step buffer, which is written once before the submission that
+ * reads it: nothing that the host does between two dispatches can change what either of them sees.
+ */
+
+import { InternalError } from '../../errors.ts';
+import type { Mode } from '../kernel.ts';
+import type { Binding, Dispatch, RunShape } from './builder.ts';
+import type { Gpu } from './device.ts';
+
+const COMPUTE = 0x4;
+
+interface Recorded {
+  readonly label: string;
+  readonly pipeline: GPUComputePipeline;
+  readonly group: GPUBindGroup;
+  readonly workgroups: Dispatch['workgroups'];
+}
+
+export class Recorder {
+  readonly #gpu: Gpu;
+  readonly #recorded: Record<Mode, readonly Recorded[]>;
+  /** Dispatches of the last recording. */
+  dispatches = 0;
+
+  private constructor(gpu: Gpu, recorded: Record<Mode, readonly Recorded[]>) {
+    this.#gpu = gpu;
+    this.#recorded = recorded;
+  }
+
+  /**
+   * Compiles every pipeline and binds every dispatch.
+   * @param bufferOf the buffer that a binding names
+   */
+  static async make(
+    gpu: Gpu,
+    dispatches: Readonly<Record<Mode, readonly Dispatch[]>>,
+    bufferOf: (binding: Binding) => GPUBuffer,
+  ): Promise<Recorder> {
+    const { device } = gpu;
+    const layouts = new Map<string, GPUBindGroupLayout>();
+    const layoutOf = (bindings: readonly Binding[]): GPUBindGroupLayout => {
+      const types = bindings.map((binding) =>
+        'access' in binding && binding.access === 'write' ? 'storage' : 'read-only-storage',
+      );
+      const key = types.join();
+      let layout = layouts.get(key);
+      if (layout === undefined) {
+        layout = device.createBindGroupLayout({
+          entries: types.map((type, binding) => ({
+            binding,
+            visibility: COMPUTE,
+            buffer: { type: type as GPUBufferBindingType },
+          })),
+        });
+        layouts.set(key, layout);
+      }
+      return layout;
+    };
+    const pipelines = new Map<string, Promise<GPUComputePipeline>>();
+    const pipelineOf = ({ code, label, bindings }: Dispatch): Promise<GPUComputePipeline> => {
+      let pipeline = pipelines.get(code);
+      if (pipeline === undefined) {
+        pipeline = device
+          .createComputePipelineAsync({
+            label,
+            layout: device.createPipelineLayout({ bindGroupLayouts: [layoutOf(bindings)] }),
+            compute: { module: device.createShaderModule({ code, label }), entryPoint: 'main' },
+          })
+          .catch((cause: unknown) => {
+            throw new InternalError(`the kernel of ${label} does not compile: ${(cause as Error).message}`, { cause });
+          });
+        pipelines.set(code, pipeline);
+      }
+      return pipeline;
+    };
+    const record = (list: readonly Dispatch[]): Promise<Recorded[]> =>
+      Promise.all(
+        list.map(async (dispatch) => ({
+          label: dispatch.label,
+          pipeline: await pipelineOf(dispatch),
+          group: device.createBindGroup({
+            label: dispatch.label,
+            layout: layoutOf(dispatch.bindings),
+            entries: dispatch.bindings.map((binding, index) => ({
+              binding: index,
+              resource: { buffer: bufferOf(binding) },
+            })),
+          }),
+          workgroups: dispatch.workgroups,
+        })),
+      );
+    const [prompt, step] = await gpu.guarded(() => Promise.all([record(dispatches.prompt), record(dispatches.step)]));
+    return new Recorder(gpu, { prompt, step });
+  }
+
+  /** Puts a run's dispatches into one pass of `encoder`. */
+  record(encoder: GPUCommandEncoder, mode: Mode, run: RunShape): void {
+    const pass = encoder.beginComputePass();
+    this.dispatches = 0;
+    let last: GPUComputePipeline | undefined;
+    for (const { pipeline, group, workgroups } of this.#recorded[mode]) {
+      const [x, y, z] = workgroups(run);
+      if (x === 0 || y === 0 || z === 0) continue;
+      if (pipeline !== last) pass.setPipeline(pipeline);
+      last = pipeline;
+      pass.setBindGroup(0, group);
+      pass.dispatchWorkgroups(x, y, z);
+      this.dispatches++;
+    }
+    pass.end();
+  }
+
+  get gpu(): Gpu {
+    return this.#gpu;
+  }
+}

@@ -1,0 +1,10 @@
+/** The GPU's kernel table, in the order `select` tries it. */
+
+import { attentionRows } from './kernels/attention.ts';
+import { embedRows } from './kernels/embed.ts';
+import { linearRows } from './kernels/linear.ts';
+import { moeRows } from './kernels/moe.ts';
+import { rowwiseRows } from './kernels/rowwise.ts';
+import type { GpuRow } from './row.ts';
+
+export const gpuRows: readonly GpuRow[] = [...embedRows, ...rowwiseRows, ...linearRows, ...attentionRows, ...moeRows];

@@ -1,0 +1,147 @@
+/**
+ * Weights from the file to the device: ranges are read, put into planes in a mapped staging buffer, and copied to their
+ * place by the device. A few pieces are on their way at once; no weight is ever held whole in the host's memory.
+ */
+
+import { SourceError } from '../../errors.ts';
+import type { Weight } from '../../model/weights.ts';
+import { formatOf } from '../../quant/index.ts';
+import type { PrepareRequest } from '../backend.ts';
+import type { Gpu } from './device.ts';
+import { gpuFormat } from './formats/index.ts';
+import { type GpuFormat, planeWords, toPlanes } from './formats.ts';
+
+const MAP_WRITE = 0x2;
+const COPY_SRC = 0x4;
+
+/** Device bytes of a piece, at most, unless one row is larger. */
+const PIECE_BYTES = 8 * 2 ** 20;
+const PIECES_AT_ONCE = 4;
+
+interface Piece {
+  readonly weight: Weight;
+  readonly format: GpuFormat;
+  readonly columns: number;
+  readonly rows: number;
+  readonly source: number;
+  readonly fileOffset: number;
+  readonly fileBytes: number;
+  /** Where it goes in the weight's buffer. */
+  readonly offset: number;
+  readonly bytes: number;
+}
+
+export async function storeOnGpu(
+  request: PrepareRequest,
+  gpu: Gpu,
+  buffers: ReadonlyMap<string, GPUBuffer>,
+): Promise<void> {
+  const { weights, sources, onProgress, signal } = request;
+  const { device } = gpu;
+  const pieces = [...weights.values()].flatMap(piecesOf);
+  const bytesTotal = pieces.reduce((sum, { fileBytes }) => sum + fileBytes, 0);
+  let bytesDone = 0;
+  let next = 0;
+  const sourceOf = (index: number) => {
+    const source = sources[index];
+    if (source === undefined) throw new SourceError(`the model names file ${index} of ${sources.length}`);
+    return source;
+  };
+  const largest = pieces.reduce((most, { bytes }) => Math.max(most, bytes), 0);
+  const lane = async () => {
+    let staging: GPUBuffer | undefined;
+    try {
+      for (let piece = pieces[next++]; piece !== undefined; piece = pieces[next++]) {
+        signal?.throwIfAborted();
+        const raw = sharedBytes(piece.fileBytes);
+        await sourceOf(piece.source).readInto(piece.fileOffset, raw);
+        if (staging === undefined) {
+          staging = device.createBuffer({ size: largest, usage: MAP_WRITE | COPY_SRC, mappedAtCreation: true });
+        } else {
+          await staging.mapAsync(0x2);
+        }
+        const target = new Uint8Array(staging.getMappedRange(0, piece.bytes));
+        // What an earlier piece left behind must not become padding.
+        target.fill(0);
+        toPlanes(piece.format, piece.columns, raw, target);
+        staging.unmap();
+        const encoder = device.createCommandEncoder();
+        encoder.copyBufferToBuffer(staging, 0, buffers.get(piece.weight.name) as GPUBuffer, piece.offset, piece.bytes);
+        device.queue.submit([encoder.finish()]);
+        gpu.check();
+        bytesDone += piece.fileBytes;
+        onProgress?.({ bytesDone, bytesTotal });
+      }
+    } finally {
+      staging?.destroy();
+    }
+  };
+  await Promise.all([
+    ...Array.from({ length: PIECES_AT_ONCE }, lane),
+    ...[...weights.values()]
+      .filter(({ shape }) => shape.length < 2)
+      .map(async (weight) => {
+        const values = await readVector(weight, sourceOf);
+        device.queue.writeBuffer(buffers.get(weight.name) as GPUBuffer, 0, values);
+      }),
+  ]);
+  await device.queue.onSubmittedWorkDone();
+  gpu.check();
+}
+
+/** Where the main side can read into it without a copy between threads. */
+function sharedBytes(length: number): Uint8Array {
+  return new Uint8Array(
+    typeof SharedArrayBuffer === 'undefined' ? new ArrayBuffer(length) : new SharedArrayBuffer(length),
+  );
+}
+
+function piecesOf(weight: Weight): Piece[] {
+  const { shape, parts } = weight;
+  const format = gpuFormat(weight.format);
+  if (shape.length < 2 || format === undefined) return [];
+  const columns = shape.at(-1) as number;
+  const { blockLength, blockBytes } = formatOf(weight.format);
+  const fileRow = (columns / blockLength) * blockBytes;
+  const deviceRow = planeWords(format, columns).rowWords * 4;
+  const atOnce = Math.max(1, Math.floor(PIECE_BYTES / deviceRow));
+  const pieces: Piece[] = [];
+  let placed = 0;
+  for (const part of parts) {
+    const rows = part.bytes / fileRow;
+    for (let row = 0; row < rows; row += atOnce) {
+      const count = Math.min(atOnce, rows - row);
+      pieces.push({
+        weight,
+        format,
+        columns,
+        rows: count,
+        source: part.source,
+        fileOffset: part.offset + row * fileRow,
+        fileBytes: count * fileRow,
+        offset: (placed + row) * deviceRow,
+        bytes: count * deviceRow,
+      });
+    }
+    placed += rows;
+  }
+  return pieces;
+}
+
+/** A vector's values as f32. */
+export async function readVector(
+  weight: Weight,
+  sourceOf: (index: number) => PrepareRequest['sources'][number],
+): Promise<Float32Array<ArrayBuffer>> {
+  const format = formatOf(weight.format);
+  const values = new Float32Array(weight.shape[0] as number);
+  let at = 0;
+  for (const part of weight.parts) {
+    const bytes = new Uint8Array(part.bytes);
+    await sourceOf(part.source).readInto(part.offset, bytes);
+    const blocks = part.bytes / format.blockBytes;
+    format.decode(bytes, 0, values, at, blocks);
+    at += blocks * format.blockLength;
+  }
+  return values;
+}

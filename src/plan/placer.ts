@@ -1,0 +1,72 @@
+/** What a device says of where things go: the row type of the table in `place.ts`, and what its files share. */
+
+import { PAGE_ROWS } from '../backend/backend.ts';
+import type { AdapterFacts } from '../backend/gpu/device.ts';
+import type { CacheType, KernelRow, Mode } from '../backend/kernel.ts';
+import type { Graph } from '../model/graph.ts';
+import type { ModelSpec } from '../model/spec.ts';
+import type { Weights } from '../model/weights.ts';
+import type { Plan, PlannedBuffer, PlannedWeight, PlanOptions } from './plan.ts';
+
+export interface PlanRequest {
+  readonly spec: ModelSpec;
+  readonly graph: Graph;
+  readonly weights: Weights;
+  readonly ignored: Plan['ignored'];
+  readonly options: PlanOptions;
+  readonly platform: {
+    readonly threads: number;
+    readonly freeMemoryBytes: number;
+    readonly features: ReadonlySet<string>;
+    /** The GPU, where the plan is for one. */
+    readonly adapter?: AdapterFacts;
+  };
+}
+
+/** Sizes in bytes. */
+export interface Placed {
+  readonly arenas: readonly number[];
+  readonly weights: readonly PlannedWeight[];
+  readonly buffers: readonly PlannedBuffer[];
+  readonly weightBytes: number;
+  readonly cacheBytes: number;
+  readonly bufferBytes: number;
+  readonly total: number;
+}
+
+export interface PlaceRequest {
+  readonly request: PlanRequest;
+  readonly context: number;
+  readonly cacheType: CacheType;
+  readonly promptRows: number;
+  /** The chosen row of each of the graph's operations. */
+  readonly rows: Readonly<Record<Mode, readonly KernelRow[]>>;
+}
+
+export interface Placer {
+  readonly rows: readonly KernelRow[];
+  readonly features: (request: PlanRequest) => ReadonlySet<string>;
+  readonly threads: (request: PlanRequest) => number;
+  readonly defaultCache: (request: PlanRequest, context: number) => CacheType;
+  /** Most rows of a prompt in one run. */
+  readonly promptRows: (request: PlanRequest) => number;
+  /** Bytes that may be used, where that is known. */
+  readonly memoryBytes: (request: PlanRequest) => number | undefined;
+  readonly place: (given: PlaceRequest) => Placed;
+}
+
+/** Rows of a prompt in one run where nobody asks for another number. */
+export const DEFAULT_BATCH = 512;
+
+/** Pages of the cache, a layer. */
+export function pagesFor(context: number, options: PlanOptions): number {
+  return Math.ceil(context / PAGE_ROWS) * (options.sessions ?? 1);
+}
+
+/** Bytes of keys and values of all layers for `rows` positions, at `element` bytes each. */
+export function cacheBytesOf(spec: ModelSpec, rows: number, element: number): number {
+  return spec.layers.reduce(
+    (sum, { attention: { kvHeads, headDim, valueDim } }) => sum + rows * kvHeads * (headDim + valueDim) * element,
+    0,
+  );
+}

@@ -1,0 +1,93 @@
+/** The CPU: weights in arenas as `backend/cpu/layout.ts` lays them out. */
+
+import { PAGE_ROWS } from '../../backend/backend.ts';
+import { layOut, MAX_ARENA_BYTES } from '../../backend/cpu/layout.ts';
+import type { CpuRow } from '../../backend/cpu/row.ts';
+import { cpuRows } from '../../backend/cpu/rows.ts';
+import { type CacheType, MAX_STEP_ROWS } from '../../backend/kernel.ts';
+import { UsageError } from '../../errors.ts';
+import {
+  cacheBytesOf,
+  DEFAULT_BATCH,
+  type Placed,
+  type PlaceRequest,
+  type Placer,
+  type PlanRequest,
+  pagesFor,
+} from '../placer.ts';
+import type { PlannedBuffer, PlannedWeight, PlanOptions } from '../plan.ts';
+
+export const cpuPlacer: Placer = {
+  rows: cpuRows,
+  features: ({ platform }) => platform.features,
+  threads,
+  defaultCache,
+  promptRows: ({ options }) => options.batch ?? DEFAULT_BATCH,
+  memoryBytes: ({ options, platform }) => options.memoryBytes ?? platform.freeMemoryBytes,
+  place,
+};
+
+function threads({ options, platform }: PlanRequest): number {
+  return options.threads ?? platform.threads;
+}
+
+/** f32 while that is a small part of what the model takes anyway (half of its weights), else f16. */
+function defaultCache({ spec, weights, options }: PlanRequest, context: number): CacheType {
+  let weightBytes = 0;
+  for (const { bytes } of weights.values()) weightBytes += bytes;
+  return cacheBytesOf(spec, pagesFor(context, options) * PAGE_ROWS, 4) <= weightBytes / 2 ? 'f32' : 'f16';
+}
+
+/** @throws UsageError `usage` for more than a WebAssembly memory holds */
+export function arenaLimit(options: PlanOptions): number {
+  const limit = options.arenaBytes ?? MAX_ARENA_BYTES;
+  if (limit > MAX_ARENA_BYTES) {
+    throw new UsageError(`arenaBytes: found ${limit}, and one WebAssembly memory holds at most ${MAX_ARENA_BYTES}`);
+  }
+  return limit;
+}
+
+function place({ request, context, cacheType, promptRows, rows }: PlaceRequest): Placed {
+  const { spec, graph, weights, options } = request;
+  const program = layOut({
+    spec,
+    graph,
+    weights,
+    context,
+    cacheType,
+    promptRows,
+    rows: rows.step as readonly CpuRow[],
+    threads: threads(request),
+    pages: pagesFor(context, options),
+    wantedRows: MAX_STEP_ROWS,
+    arenaBytes: arenaLimit(options),
+  });
+  const planned = [...weights.values()].map((weight): PlannedWeight => {
+    const { arena, bytes } = program.weights[weight.name] as { arena: number; bytes: number };
+    const layout = weight.shape.length < 2 ? undefined : 'interleave4';
+    return { name: weight.name, format: weight.format, shape: weight.shape, bytes, device: 'cpu', layout, arena };
+  });
+  const sizes = new Map(program.buffers.map(({ name, bytes }) => [name, bytes]));
+  const weightBytes = planned.reduce((sum, { bytes }) => sum + bytes, 0);
+  const cacheBytes = sizes.get('cache') ?? 0;
+  const total = program.arenas.reduce((sum, bytes) => sum + bytes, 0);
+  const buffers = program.buffers
+    .filter(({ name }) => name !== 'cache' && name !== 'weights')
+    .map(
+      ({ name, bytes }): PlannedBuffer => ({
+        name,
+        bytes,
+        device: 'cpu',
+        lifetime: name === 'rope tables' ? 'model' : 'step',
+      }),
+    );
+  return {
+    arenas: program.arenas,
+    weights: planned,
+    buffers,
+    weightBytes,
+    cacheBytes,
+    bufferBytes: total - weightBytes - cacheBytes,
+    total,
+  };
+}

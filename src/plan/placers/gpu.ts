@@ -1,0 +1,87 @@
+/** The GPU: each weight in a buffer of its own, activations in buffers that share memory. */
+
+import { layOutGpu } from '../../backend/gpu/layout.ts';
+import type { GpuRow } from '../../backend/gpu/row.ts';
+import { gpuRows } from '../../backend/gpu/rows.ts';
+import { MAX_STEP_ROWS } from '../../backend/kernel.ts';
+import { OutOfMemoryError } from '../../errors.ts';
+import { DEFAULT_BATCH, type Placed, type PlaceRequest, type Placer, type PlanRequest, pagesFor } from '../placer.ts';
+import type { PlannedBuffer, PlannedWeight } from '../plan.ts';
+import { showBytes } from '../show.ts';
+
+export const gpuPlacer: Placer = {
+  rows: gpuRows,
+  features,
+  // The engine's own thread; there is no pool.
+  threads: () => 1,
+  defaultCache: () => 'f16',
+  promptRows: ({ options }) => options.batch ?? DEFAULT_BATCH,
+  // WebGPU does not tell how much memory a device has.
+  memoryBytes: ({ options }) => options.memoryBytes,
+  place,
+};
+
+function features({ platform }: PlanRequest): ReadonlySet<string> {
+  return new Set(platform.adapter?.features);
+}
+
+function place({ request, context, cacheType, promptRows, rows }: PlaceRequest): Placed {
+  const { spec, graph, weights, options, platform } = request;
+  const program = layOutGpu({
+    spec,
+    graph,
+    weights,
+    rows: rows as { prompt: readonly GpuRow[]; step: readonly GpuRow[] },
+    context,
+    pages: pagesFor(context, options),
+    promptRows,
+    wantedRows: MAX_STEP_ROWS,
+    cacheType,
+    features: features(request),
+  });
+  const planned = [...weights.values()].map(
+    (weight): PlannedWeight => ({
+      name: weight.name,
+      format: weight.format,
+      shape: weight.shape,
+      bytes: program.weightBytes.get(weight.name) as number,
+      device: 'gpu',
+      layout: weight.shape.length < 2 || weight.format === 'F32' ? undefined : 'planes',
+    }),
+  );
+  const ropeBytes = program.ropes.reduce((sum, { dimensions }) => sum + context * dimensions * 4, 0);
+  const buffers: PlannedBuffer[] = [
+    ...program.slots.map(
+      (bytes, index): PlannedBuffer => ({ name: `activations ${index}`, bytes, device: 'gpu', lifetime: 'step' }),
+    ),
+    { name: 'step', bytes: program.step.words * 4, device: 'gpu', lifetime: 'step' },
+    { name: 'rope tables', bytes: ropeBytes, device: 'gpu', lifetime: 'model' },
+  ];
+  const largest =
+    platform.adapter === undefined
+      ? Infinity
+      : Math.min(platform.adapter.maxBindingBytes, platform.adapter.maxBufferBytes);
+  const cache = program.cache.flatMap(({ keys, values }, layer) => [
+    { name: `keys of layer ${layer}`, bytes: keys },
+    { name: `values of layer ${layer}`, bytes: values },
+  ]);
+  for (const { name, bytes } of [...planned, ...buffers, ...cache]) {
+    if (bytes <= largest) continue;
+    throw new OutOfMemoryError(
+      `${name} takes ${showBytes(bytes)}, and this GPU binds at most ${showBytes(largest)} at once; ask for a shorter context or use --device cpu`,
+      { data: { name, bytes, limit: largest } },
+    );
+  }
+  const weightBytes = planned.reduce((sum, { bytes }) => sum + bytes, 0);
+  const cacheBytes = cache.reduce((sum, { bytes }) => sum + bytes, 0);
+  const bufferBytes = buffers.reduce((sum, { bytes }) => sum + bytes, 0);
+  return {
+    arenas: [],
+    weights: planned,
+    buffers,
+    weightBytes,
+    cacheBytes,
+    bufferBytes,
+    total: weightBytes + cacheBytes + bufferBytes,
+  };
+}
