@@ -30,6 +30,5 @@ export {
   TemplateError,
   UsageError,
 } from './errors.ts';
-export type { ByteSource, ModelSource, SourceFolder } from './format/source.ts';
+export type { ByteSource, ModelSource, SourceFolder, SourceInput } from './format/source.ts';
 export type { DeviceName, Plan, PlannedBuffer, PlannedOperation, PlannedWeight, PlanOptions } from './plan/plan.ts';
-export type { SourceInput } from './platform/platform.ts';

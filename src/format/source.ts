@@ -34,6 +34,12 @@ export interface ModelSource {
   readonly folder?: SourceFolder;
 }
 
+/**
+ * What a model can be loaded from: a path (Node), an http(s) address whose server answers range requests, a File or Blob,
+ * or any byte source.
+ */
+export type SourceInput = string | URL | Blob | ByteSource | ModelSource;
+
 /** `bytes` as a source: for tests, and for bytes that are in memory anyway. */
 export function memorySource(bytes: Uint8Array, name = 'memory'): ByteSource {
   return {

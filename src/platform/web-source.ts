@@ -9,6 +9,7 @@ const BLOB_CHUNK = 16 * 2 ** 20;
 
 /** What needs no platform: a Blob, a web address, or a source that somebody else made. Undefined for anything else. */
 export async function openWebInput(input: SourceInput): Promise<ModelSource | undefined> {
+  if (typeof input !== 'string' && (typeof input !== 'object' || input === null)) return undefined;
   if (typeof input === 'object' && 'file' in input) return input;
   if (typeof Blob !== 'undefined' && input instanceof Blob) {
     const file = blobSource(input);
