@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
 import { chmod, mkdtemp, rm, truncate, writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -6,10 +7,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, before, suite, test } from 'node:test';
 import { pathToFileURL } from 'node:url';
-import { SourceError, UsageError } from '../errors.ts';
+import { Refusal, SourceError, UsageError } from '../errors.ts';
 import { memorySource } from '../format/source.ts';
 import { detectFeatures } from './features.ts';
-import { platform } from './index.ts';
+import { checkNode, OLDEST_NODE, platform } from './index.ts';
 import { nodePlatform, spawnNodeWorker } from './node.ts';
 
 const bytes = Uint8Array.from({ length: 100_000 }, (_, i) => (i * 7) ^ (i >> 8));
@@ -72,7 +73,18 @@ suite('files', () => {
     await assert.rejects(nodePlatform.openSource('/dev/null'), failsWith(/not a regular file/));
     await assert.rejects(nodePlatform.openSource(''), UsageError);
     await assert.rejects(nodePlatform.openSource(new URL('ftp://example.com/x')), UsageError);
-    await assert.rejects(nodePlatform.openSource(3 as never), UsageError);
+    for (const [input, found] of [
+      [3, /found 3$/],
+      [undefined, /found undefined$/],
+      [null, /found null$/],
+      [new Uint8Array(4), /found Uint8Array$/],
+      [{}, /found Object$/],
+    ] as const) {
+      await assert.rejects(
+        nodePlatform.openSource(input as never),
+        (error: unknown) => error instanceof UsageError && found.test(error.message),
+      );
+    }
     if (process.getuid?.() !== 0) {
       const closed = join(folder, 'closed.bin');
       await writeFile(closed, bytes);
@@ -189,6 +201,18 @@ suite('workers', () => {
     await new Promise((resolve) => setTimeout(resolve, 20));
     assert.equal(failed, false);
   });
+});
+
+test('a Node that is too old is refused with its version', () => {
+  const { engines } = JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8'));
+  assert.equal(engines.node, `>=${OLDEST_NODE}`);
+  for (const version of ['22.0.0', '26.10.0', process.versions.node]) checkNode(version);
+  for (const version of ['20.20.2', '8.0.0', '0.12.1']) {
+    assert.throws(
+      () => checkNode(version),
+      (error: unknown) => error instanceof Refusal && error.message.includes(`Node ${version} is too old`),
+    );
+  }
 });
 
 test('facts of this machine', async () => {
