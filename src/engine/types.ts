@@ -1,15 +1,24 @@
 /** The shapes of the public API: what `load` takes, what a session takes and yields. No behaviour. */
 
+// `AsyncDisposable`, for programs whose compiler options do not name it; it stays in the published declarations.
+/// <reference lib="esnext.disposable" preserve="true" />
+
 import type { Plan, PlanOptions } from '../plan/plan.ts';
 
+/** A message as chat templates take it. */
 export interface ChatMessage {
+  /** `system`, `user`, `assistant`, or what else the file's template knows. */
   readonly role: string;
+  /** Never read as special tokens, whatever it says. */
   readonly content: string;
+  /** Anything else the template reads: `name`, `tool_calls`, … */
   readonly [key: string]: unknown;
 }
 
 export interface LoadOptions extends PlanOptions {
+  /** Bytes of weights in place, and all of them; an exception that it throws ends the load. */
   onProgress?(progress: { readonly bytesDone: number; readonly bytesTotal: number }): void;
+  /** Ends the load, which then throws `signal.reason`. */
   readonly signal?: AbortSignal;
 }
 
@@ -29,7 +38,7 @@ export interface SamplingOptions {
   readonly presencePenalty?: number;
   /** Subtracted once for each time the token was generated before; 0: off. */
   readonly frequencyPenalty?: number;
-  /** Tokens that `repeatPenalty` looks back on, prompt included; default 64. */
+  /** Tokens that `repeatPenalty` looks back on, prompt included; −1: the whole context. Default 64. */
   readonly penaltyWindow?: number;
   /** Added to logits, by token id. */
   readonly logitBias?: Readonly<Record<number, number>>;
@@ -49,6 +58,7 @@ export interface GenerateOptions extends SamplingOptions {
    * computed as rows of a prompt (`prompt`), so that the answer is bit for bit the one of a fresh session.
    */
   readonly reuse?: 'all' | 'prompt';
+  /** Ends the generation, which then throws `signal.reason`; what the cache holds by then stays of use. */
   readonly signal?: AbortSignal;
   /** Passed to the chat template: `{ enable_thinking: false }`. */
   readonly chatTemplateKwargs?: Readonly<Record<string, unknown>>;
@@ -60,15 +70,22 @@ export type Prompt = readonly ChatMessage[] | { readonly text: string } | { read
 /** `stop`: an end-of-generation token or a stop string. `length`: `maxTokens`, or prompt and answer fill the context. */
 export type FinishReason = 'stop' | 'length';
 
+/** What a generation took. Times are in milliseconds. */
 export interface Usage {
   readonly promptTokens: number;
   /** Of these, taken from the cache. */
   readonly cachedTokens: number;
+  /** Tokens generated, an end-of-generation token included. */
   readonly completionTokens: number;
+  /** From the start of its first run to the first token. */
   readonly prefillMs: number;
+  /** From the first token to the last. */
   readonly decodeMs: number;
+  /** Of the prompt tokens that were computed; 0 where nothing was measured. */
   readonly prefillTokensPerSecond: number;
+  /** Of the tokens after the first, which comes out of the prompt; 0 where nothing was measured. */
   readonly decodeTokensPerSecond: number;
+  /** What the draws began from: given as an option, it gives the same answer again. */
   readonly seed: number;
 }
 
@@ -90,39 +107,64 @@ export type Part =
 export interface Session extends AsyncDisposable {
   /**
    * Generates after `prompt`, reusing what the session's cache already holds of it.
-   * @throws UsageError `usage` for a bad option or a prompt that fills the context; TemplateError `template`;
-   * NonFiniteError `non_finite`; DisposedError `disposed`; `signal.reason` when aborted.
+   * Nothing starts before the first part is asked for, and leaving the loop ends it.
+   * @throws UsageError `usage` for a bad option, a prompt that fills the context, or while another generation of this
+   * session runs; TemplateError `template`; NonFiniteError `non_finite`; DisposedError `disposed`; `signal.reason` when
+   * aborted. They come out of the loop, not out of this call.
    */
   generate(prompt: Prompt, options?: GenerateOptions): AsyncIterableIterator<Part>;
   /** Tokens whose keys and values the cache holds. */
   readonly tokens: readonly number[];
+  /** Ends what it generates and gives its cache back. Twice is once. */
   dispose(): Promise<void>;
 }
 
+/** What a model is, in a few words; `plan` has the rest. */
 export interface ModelInfo {
+  /** As the file says, else the file's name. */
   readonly name: string;
+  /** As GGUF spells it: `qwen3moe`. */
   readonly architecture: string;
+  /** Values in all tensors of the file, those that are not used included. */
   readonly parameters: number;
+  /** Tokens that prompt and answer may take together, as planned. */
   readonly context: number;
+  /** Tokens that there are: ids are below it. */
   readonly vocabulary: number;
 }
 
 /** A plan that prints itself; `JSON.stringify` gives the plan alone. */
 export type PrintablePlan = Plan & { explain(): string };
 
+/** A loaded model. Every call after `dispose` throws DisposedError `disposed`. */
 export interface Model extends AsyncDisposable {
   readonly info: ModelInfo;
+  /** What runs where, with which kernel, in how many bytes. */
   readonly plan: PrintablePlan;
-  /** Ids of `text`; with `special` the text of special tokens becomes those tokens. */
+  /**
+   * Ids of `text`. With `special` the text of special tokens becomes those tokens; with `addBos` the beginning-of-text
+   * token comes first. Both default to false.
+   */
   tokenize(text: string, options?: { readonly special?: boolean; readonly addBos?: boolean }): number[];
+  /** The text of `tokens`; special tokens have none unless `special` is set. */
   detokenize(tokens: readonly number[], options?: { readonly special?: boolean }): string;
-  /** The chat template's text for messages. @throws TemplateError `template`. */
+  /**
+   * The chat template's text for messages. `kwargs` are variables of the template (`{ enable_thinking: false }`);
+   * `addGenerationPrompt`, true by default, ends it where the assistant begins.
+   * @throws TemplateError `template`; UsageError `usage` for messages that are none.
+   */
   applyTemplate(
     messages: readonly ChatMessage[],
     options?: { readonly kwargs?: Readonly<Record<string, unknown>>; readonly addGenerationPrompt?: boolean },
   ): Promise<string>;
+  /** A new, empty timeline. Costs no memory before it is used: sessions share the planned cache. */
   session(): Session;
-  /** [tokens, vocabulary] logits of a prompt, all at once; for tests and perplexity. */
+  /**
+   * Logits [tokens, vocabulary] of a prompt, row after row; for tests and perplexity.
+   * @throws UsageError `usage` for ids that there are not, more tokens than the context holds, or more than 2 GiB of
+   * logits; NonFiniteError `non_finite`.
+   */
   logits(tokens: readonly number[]): Promise<Float32Array>;
+  /** Ends every generation and the workers, and gives the memory back. Twice is once. */
   dispose(): Promise<void>;
 }
