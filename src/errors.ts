@@ -75,8 +75,9 @@ export class NonFiniteError extends ConclaveError {
 
 /** Used after `dispose`. `code`: `disposed`. */
 export class DisposedError extends ConclaveError {
-  constructor(what: string) {
-    super('disposed', `${what} was used after it was disposed; load it again`);
+  /** @param remedy what to do about it */
+  constructor(what: string, remedy = 'load the model again') {
+    super('disposed', `${what} was used after it was disposed; ${remedy}`);
   }
 }
 

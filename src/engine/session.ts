@@ -68,7 +68,7 @@ export class ModelSession implements Session {
     this.#cached = [];
     const { engine } = this.#host;
     if (this.#running !== undefined) {
-      this.#running.fail(new DisposedError('the session'));
+      this.#running.fail(new DisposedError('the session', 'make another with model.session()'));
       engine.cancel(this.#running, 0);
       await this.#running.settled;
     }
@@ -83,7 +83,7 @@ export class ModelSession implements Session {
 
   #check(): void {
     this.#host.check();
-    if (this.#disposed) throw new DisposedError('the session');
+    if (this.#disposed) throw new DisposedError('the session', 'make another with model.session()');
   }
 
   async *#generate(prompt: Prompt, options: GenerateOptions): AsyncGenerator<Part, undefined, undefined> {
