@@ -16,7 +16,9 @@ export async function readPromptFile(path: string): Promise<string> {
     bytes = await readFile(path);
   } catch (cause) {
     if (cause instanceof UsageError) throw cause;
-    throw new SourceError(`cannot read the prompt file ${path}: ${(cause as Error).message}`, {
+    const { code, message } = cause as NodeJS.ErrnoException;
+    const fault = code === 'ENOENT' ? 'no such file' : code === 'EISDIR' ? 'it is a directory' : message;
+    throw new SourceError(`cannot read the prompt file ${path}: ${fault}`, {
       data: { path },
       cause,
     });
