@@ -25,7 +25,7 @@ export const rooms: readonly Room[] = [
   {
     path: 'platform',
     imports: ['errors.ts', 'format', 'platform/platform.ts', 'platform/worker-port.ts'],
-    packages: ['node:'],
+    packages: ['node:', 'webgpu'],
   },
   { path: 'quant', imports: ['errors.ts'] },
   { path: 'format', imports: ['errors.ts', 'quant'] },
