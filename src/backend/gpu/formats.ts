@@ -1,24 +1,34 @@
 /**
  * How each weight format lies on the device and how WGSL reads it. A matrix is stored row by row; a row is its planes one
- * after the other, each a part of every block (all scales, all nibbles …) padded to whole words, so that every read is of
- * aligned words and neighbours in a plane are neighbours in memory.
+ * after the other, each a part of every block (all scales, all nibbles …), begun at a multiple of 16 bytes, so that
+ * neighbours in a plane are neighbours in memory and 16 of their bytes are one load. Codes are put in one order for all
+ * formats (`formats/reorder.ts`); no value changes.
  *
  * The WGSL of a format is one function, `decode32`: the 32 columns of block `b` of a row whose first word is `row`, as eight
- * vec4<f32>. It reads the weight through `w` (array<u32>), declared by the kernel.
+ * vec4<f32>. `weightCode` writes it out with the binding it reads.
  */
 
+import { InternalError } from '../../errors.ts';
 import { type FormatId, formatOf } from '../../quant/index.ts';
+import { weightHelpers } from './wgsl.ts';
+
+/** Puts the bits of a plane in another order, in place: whole blocks, from word `from` up to word `to`. */
+export type Reorder = (words: Uint32Array, from: number, to: number) => void;
 
 export interface GpuFormat {
   readonly id: FormatId;
-  /** The parts of a block, in order, in bytes; each is a plane. They add up to the block's bytes. */
-  readonly planes: readonly number[];
   /**
-   * WGSL of `fn decode32(row: u32, b: u32) -> array<vec4f, 8>`. `PLANE_i` (u32 constants, words from the row's start) are
-   * declared before it, as are the helpers of `wgsl.ts`.
+   * The parts of a block, in order, in bytes (1, 2 or a multiple of 4); each is a plane. They add up to the block's bytes.
    */
+  readonly planes: readonly number[];
+  /** By plane, what is done to its bits at store time. */
+  readonly reorder?: Readonly<Record<number, Reorder>>;
+  /** WGSL of `fn decode32(row: u32, b: u32) -> array<vec4f, 8>`; `weightCode` says what it may use. */
   readonly decode: string;
 }
+
+/** Words of the alignment of planes and rows: 16 bytes are the widest load. */
+const ALIGN = 4;
 
 /** Words from the start of a row to each plane, and of the whole row. */
 export function planeWords(
@@ -31,7 +41,7 @@ export function planeWords(
   let at = 0;
   for (const bytes of format.planes) {
     starts.push(at);
-    at += Math.ceil((blocks * bytes) / 4);
+    at += Math.ceil((blocks * bytes) / (4 * ALIGN)) * ALIGN;
   }
   return { starts, rowWords: at };
 }
@@ -39,25 +49,123 @@ export function planeWords(
 /**
  * Rows from the file to device words: each block's parts to their planes.
  * @param source whole rows as the file has them
- * @param target [rows][rowWords · 4] bytes, zero where padding stands
+ * @param target [rows][rowWords · 4] bytes from a word's border on; padding becomes zero
  */
 export function toPlanes(format: GpuFormat, columns: number, source: Uint8Array, target: Uint8Array): void {
   const { blockLength, blockBytes } = formatOf(format.id);
   const blocks = columns / blockLength;
+  const rowBytes = blocks * blockBytes;
   const { starts, rowWords } = planeWords(format, columns);
-  const rows = source.byteLength / (blocks * blockBytes);
-  for (let row = 0; row < rows; row++) {
-    const from = row * blocks * blockBytes;
-    const to = row * rowWords * 4;
-    let part = 0;
-    format.planes.forEach((bytes, plane) => {
-      const start = to + (starts[plane] as number) * 4;
-      for (let block = 0; block < blocks; block++) {
-        const at = from + block * blockBytes + part;
-        const out = start + block * bytes;
-        for (let i = 0; i < bytes; i++) target[out + i] = source[at + i] as number;
-      }
-      part += bytes;
-    });
+  const rows = source.byteLength / rowBytes;
+  if (!Number.isInteger(rows) || target.byteLength !== rows * rowWords * 4 || target.byteOffset % 4 !== 0) {
+    throw new InternalError(
+      `${format.id} weights of ${columns} columns: ${source.byteLength} bytes do not fill ${target.byteLength} bytes`,
+    );
   }
+  if (format.planes.length === 1 && format.reorder === undefined) {
+    return copyRows({ source, target, rows, rowBytes, stride: rowWords * 4 });
+  }
+  const from = new DataView(source.buffer, source.byteOffset, source.byteLength);
+  const words = new Uint32Array(target.buffer, target.byteOffset, rows * rowWords);
+  for (let row = 0; row < rows; row++) {
+    let part = row * rowBytes;
+    for (let plane = 0; plane < starts.length; plane++) {
+      const bytes = format.planes[plane] as number;
+      const start = row * rowWords + (starts[plane] as number);
+      const end = row * rowWords + (starts[plane + 1] ?? rowWords);
+      const last = start + Math.floor((blocks * bytes) / 4);
+      words.fill(0, last, end);
+      copyPart({ from, at: part, step: blockBytes, blocks, bytes, words, start });
+      format.reorder?.[plane]?.(words, start, last);
+      part += bytes;
+    }
+  }
+}
+
+function copyRows(rows: {
+  readonly source: Uint8Array;
+  readonly target: Uint8Array;
+  readonly rows: number;
+  readonly rowBytes: number;
+  readonly stride: number;
+}): void {
+  const { source, target, rowBytes, stride } = rows;
+  if (stride === rowBytes) {
+    target.set(source);
+    return;
+  }
+  for (let row = 0; row < rows.rows; row++) {
+    target.set(source.subarray(row * rowBytes, (row + 1) * rowBytes), row * stride);
+    target.fill(0, row * stride + rowBytes, (row + 1) * stride);
+  }
+}
+
+/** The part of each of a row's blocks, from byte `at` on, to a plane whose first word is `start`. */
+function copyPart(part: {
+  readonly from: DataView;
+  readonly at: number;
+  /** Bytes from a block to the next. */
+  readonly step: number;
+  readonly blocks: number;
+  readonly bytes: number;
+  readonly words: Uint32Array;
+  readonly start: number;
+}): void {
+  const { from, step, blocks, bytes, words, start } = part;
+  let { at } = part;
+  if (bytes % 4 === 0) {
+    let to = start;
+    for (let block = 0; block < blocks; block++, at += step) {
+      for (let i = 0; i < bytes; i += 4) words[to++] = from.getUint32(at + i, true);
+    }
+  } else if (bytes === 2) {
+    const halves = new Uint16Array(words.buffer, words.byteOffset + start * 4, blocks);
+    for (let block = 0; block < blocks; block++, at += step) halves[block] = from.getUint16(at, true);
+  } else {
+    const singles = new Uint8Array(words.buffer, words.byteOffset + start * 4, blocks);
+    for (let block = 0; block < blocks; block++, at += step) singles[block] = from.getUint8(at);
+  }
+}
+
+/** What `weightCode` declares of a weight, and what it calls it when a module reads several. */
+const ownNames = /\b(w|word|quad|pair|byteAt|halfAt|decode32|PLANE_\d|COLUMNS|ROW_WORDS)\b/g;
+
+/**
+ * WGSL that declares a weight matrix and its decoder: `w` (storage, read, at `binding`), `ROW_WORDS` (row r begins at word
+ * r · ROW_WORDS), `COLUMNS`, and `decode32(row, b)`, whose columns beyond COLUMNS are 0. With a `name`, all of them end in
+ * it: `decode32_gate`. A module has `weightHelpers` (`wgsl.ts`) once besides.
+ *
+ * For decoders there are, too: `PLANE_i` (words from the row's start), `word(i)`, `quad(i)` (the 16 bytes from word i, a
+ * multiple of 4), `pair(i)` (8 bytes, a multiple of 2), and `byteAt(plane, i)` and `halfAt(plane, i)`: the i-th byte or f16
+ * from a word on.
+ */
+export function weightCode(weight: {
+  readonly format: GpuFormat;
+  readonly columns: number;
+  readonly binding: number;
+  readonly name?: string;
+}): string {
+  const { format, columns, binding, name } = weight;
+  const { starts, rowWords } = planeWords(format, columns);
+  const code = /* wgsl */ `
+@group(0) @binding(${binding}) var<storage, read> w: array<vec4u>;
+${starts.map((start, plane) => `const PLANE_${plane} = ${start}u;`).join('\n')}
+const ROW_WORDS = ${rowWords}u;
+const COLUMNS = ${columns}u;
+fn word(i: u32) -> u32 { return w[i >> 2u][i & 3u]; }
+fn quad(i: u32) -> vec4u { return w[i >> 2u]; }
+fn pair(i: u32) -> vec2u { let q = w[i >> 2u]; return select(q.xy, q.zw, (i & 2u) != 0u); }
+fn byteAt(plane: u32, i: u32) -> u32 { return (word(plane + (i >> 2u)) >> ((i & 3u) * 8u)) & 255u; }
+fn halfAt(plane: u32, i: u32) -> f32 { return halves(word(plane + (i >> 1u)) >> ((i & 1u) * 16u)).x; }
+${format.decode}`;
+  return name === undefined ? code : code.replace(ownNames, `$1_${name}`);
+}
+
+/** `weightHelpers` and `weightCode`: for kernels that read one weight. */
+export function oneWeightCode(weight: {
+  readonly format: GpuFormat;
+  readonly columns: number;
+  readonly binding: number;
+}): string {
+  return weightHelpers + weightCode(weight);
 }

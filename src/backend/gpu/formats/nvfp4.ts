@@ -1,0 +1,21 @@
+/** NVFP4 on the device: scales, codes; two loads for 32 columns. The scale of the whole tensor is not applied here. */
+
+import type { GpuFormat } from '../formats.ts';
+import { nibbleGroups } from './reorder.ts';
+
+export const nvfp4: GpuFormat = {
+  id: 'NVFP4',
+  planes: [4, 32],
+  reorder: { 1: nibbleGroups },
+  decode: /* wgsl */ `
+fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  let codes = quad(row + PLANE_1 + 4u * b);
+  let packed = word(row + PLANE_0 + (b >> 1u)) >> ((b & 1u) * 16u);
+  // Half of an E4M3 number without its sign; the values of E2M1 are doubled.
+  let e4m3 = vec2u(packed, packed >> 8u) & vec2u(127u);
+  let normal = (e4m3 << vec2u(20u)) + vec2u(119u << 23u);
+  let tiny = bitcast<vec2u>(vec2f(e4m3) * 0.0009765625);
+  let finite = select(normal, tiny, e4m3 < vec2u(8u));
+  return e2m1Scaled32(codes, bitcast<vec2f>(select(finite, vec2u(0x7fc00000u), e4m3 == vec2u(127u))));
+}`,
+};

@@ -1,0 +1,19 @@
+/** Q2_K on the device: scales with minima, codes, their factors; three loads for 32 columns. */
+
+import type { GpuFormat } from '../formats.ts';
+import { bitPairs } from './reorder.ts';
+
+export const q2_k: GpuFormat = {
+  id: 'Q2_K',
+  planes: [16, 64, 4],
+  reorder: { 1: bitPairs },
+  decode: /* wgsl */ `
+fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  let codes = pair(row + PLANE_1 + 2u * b);
+  let packed = word(row + PLANE_0 + (b >> 1u)) >> ((b & 1u) * 16u);
+  let d = halves(word(row + PLANE_2 + (b >> 3u)));
+  let scale = d.x * vec2f(vec2u(packed, packed >> 8u) & vec2u(15u));
+  let minimum = d.y * vec2f(vec2u(packed >> 4u, packed >> 12u) & vec2u(15u));
+  return affine32(bitPairsOf(codes.x), bitPairsOf(codes.y), scale, minimum);
+}`,
+};

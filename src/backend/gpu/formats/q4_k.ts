@@ -1,0 +1,17 @@
+/** Q4_K on the device: scales with minima, codes; two loads for 32 columns. */
+
+import type { GpuFormat } from '../formats.ts';
+import { groupScales } from './k-scales.ts';
+import { nibblePairs } from './reorder.ts';
+
+export const q4_k: GpuFormat = {
+  id: 'Q4_K',
+  planes: [16, 128],
+  reorder: { 1: nibblePairs },
+  decode: /* wgsl */ `${groupScales}
+fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  let codes = quad(row + PLANE_1 + 4u * b);
+  let s = groupScales(quad(row + PLANE_0 + 4u * (b >> 3u)), b & 7u);
+  return affine32(lowNibbles(codes), highNibbles(codes), s.xx, s.yy);
+}`,
+};

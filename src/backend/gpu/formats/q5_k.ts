@@ -1,0 +1,20 @@
+/** Q5_K on the device: scales with minima, fifth bits, low bits; three loads for 32 columns. */
+
+import type { GpuFormat } from '../formats.ts';
+import { groupScales } from './k-scales.ts';
+import { bitPlanes, nibblePairs } from './reorder.ts';
+
+export const q5_k: GpuFormat = {
+  id: 'Q5_K',
+  planes: [16, 32, 128],
+  reorder: { 1: bitPlanes, 2: nibblePairs },
+  decode: /* wgsl */ `${groupScales}
+fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  let codes = quad(row + PLANE_2 + 4u * b);
+  let fifth = word(row + PLANE_1 + b);
+  let s = groupScales(quad(row + PLANE_0 + 4u * (b >> 3u)), b & 7u);
+  let lo = lowNibbles(codes) | (bitsOf(fifth) << vec4u(4u));
+  let hi = highNibbles(codes) | (bitsOf(fifth >> 4u) << vec4u(4u));
+  return affine32(lo, hi, s.xx, s.yy);
+}`,
+};
