@@ -28,6 +28,7 @@ import {
 import { formatOfRow } from './support/requests.ts';
 import { rounded } from './support/rounded-moe.ts';
 import {
+  bytesOf,
   f32Weight,
   onCpu,
   onReference,
@@ -74,17 +75,13 @@ function products(format: FormatId, columns: number): Tiny & { readonly names: r
 }
 
 /** Far closer than rounding allows: to the reference over activations that are rounded as the format's kernels round them. */
-function checkRounded({ weights, bytes }: Tiny, format: FormatId, columns: number, found: Values): void {
-  const bytesOf = (name: string) => {
-    const { offset, bytes: size } = weights.get(name)?.parts[0] as { offset: number; bytes: number };
-    return bytes.slice(offset, offset + size);
-  };
-  const input = rounded(decoded('F32', bytesOf('table x')), cpuFormat(format)?.activations as Encoding);
+function checkRounded(tiny: Tiny, format: FormatId, columns: number, found: Values): void {
+  const input = rounded(decoded('F32', bytesOf(tiny, 'table x')), cpuFormat(format)?.activations as Encoding);
   const expected: Record<string, Float32Array> = {};
   for (const rows of OUTPUTS) {
     const name = `product ${rows}`;
-    const matrix = { data: decoded(format, bytesOf(name)), offset: 0, rows, columns };
-    const bias = weights.has(`${name}.bias`) ? decoded('F32', bytesOf(`${name}.bias`)) : undefined;
+    const matrix = { data: decoded(format, bytesOf(tiny, name)), offset: 0, rows, columns };
+    const bias = tiny.weights.has(`${name}.bias`) ? decoded('F32', bytesOf(tiny, `${name}.bias`)) : undefined;
     expected[name] = linear(input, matrix, bias);
   }
   nearByKind(found, expected, {

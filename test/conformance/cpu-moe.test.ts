@@ -10,12 +10,11 @@ import { cpuFormat, cpuFormats, type Encoding } from '../../src/backend/cpu/form
 import { cpuRows } from '../../src/backend/cpu/rows.ts';
 import { route } from '../../src/backend/reference/moe.ts';
 import type { MoeSpec, RouterSpec } from '../../src/model/spec.ts';
-import type { Weight } from '../../src/model/weights.ts';
 import type { FormatId } from '../../src/quant/index.ts';
 import { decoded, gaussians, kindOfRow, nastyRow, random, randomWeight } from './support/blocks.ts';
 import { checkRows, checkSameBits, nearByKind, PLAIN, RELAXED, ROWS, SMALL_ARENAS } from './support/compare.ts';
 import { roundedMoe } from './support/rounded-moe.ts';
-import { f32Weight, type Tiny, type TinyWeight, tinyGraph, tinyPlan } from './support/tiny-graph.ts';
+import { bytesOf, f32Weight, type Tiny, type TinyWeight, tinyGraph, tinyPlan } from './support/tiny-graph.ts';
 
 type Part = 'router' | 'gate' | 'up' | 'down' | 'shared.gate' | 'shared.up' | 'shared.down' | 'shared.router';
 
@@ -296,14 +295,8 @@ async function check(what: string, given: MoeCase): Promise<void> {
 }
 
 /** Far closer than rounding allows: to the reference over the same rounded activations. */
-function checkRounded({ moe, formats }: MoeCase, { weights, bytes }: Tiny, found: Float32Array, what: string): void {
-  const valuesOf = (name: string) => {
-    const {
-      format,
-      parts: [part],
-    } = weights.get(name) as Weight;
-    return decoded(format, bytes.slice(part?.offset, (part?.offset ?? 0) + (part?.bytes ?? 0)));
-  };
+function checkRounded({ moe, formats }: MoeCase, tiny: Tiny, found: Float32Array, what: string): void {
+  const valuesOf = (name: string) => decoded(tiny.weights.get(name)?.format as FormatId, bytesOf(tiny, name));
   const cache = new Map<string, Float32Array>();
   const weight = (part: string) => {
     const known = cache.get(part) ?? valuesOf(`m.${part}`);

@@ -3,6 +3,7 @@
  * an `embed` of an F32 table whose row t is what token t brings.
  */
 
+import assert from 'node:assert/strict';
 import type { Executable, Step } from '../../../src/backend/backend.ts';
 import { cpuBackend } from '../../../src/backend/cpu/backend.ts';
 import { referenceBackend } from '../../../src/backend/reference/backend.ts';
@@ -41,6 +42,13 @@ export function bindWeights(weights: Readonly<Record<string, TinyWeight>>): Pick
   const all = new Uint8Array(at);
   for (const [name, { bytes }] of Object.entries(weights)) all.set(bytes, bound.get(name)?.parts[0]?.offset);
   return { weights: bound, bytes: all };
+}
+
+/** The bytes of a weight, as {@link bindWeights} put them. */
+export function bytesOf({ weights, bytes }: Pick<Tiny, 'weights' | 'bytes'>, name: string): Uint8Array {
+  const [part] = weights.get(name)?.parts ?? [];
+  assert.ok(part !== undefined, `no weight ${name}`);
+  return bytes.subarray(part.offset, part.offset + part.bytes);
 }
 
 /**
