@@ -1,6 +1,6 @@
 /**
- * The interactive chat: a line in, an answer out, the conversation kept. Ctrl-C stops an answer, a second one leaves;
- * what was answered before it stays in the conversation.
+ * The interactive chat: a line in, an answer out, the conversation kept. Ctrl-C drops what is typed or stops an answer, a
+ * second one leaves; what was answered before it stays in the conversation.
  */
 
 import { createInterface } from 'node:readline';
@@ -33,7 +33,22 @@ export async function chat({ model, context, system, options }: ChatRequest): Pr
   /** Whether the last thing that happened was a Ctrl-C. */
   let warned = false;
   let left = false;
+  /** Lines of a message that goes on. */
+  let said = '';
+  const ask = (prompt: string) => {
+    if (!terminal) return;
+    reader.setPrompt(prompt);
+    reader.prompt();
+  };
   const interrupt = () => {
+    if (terminal && answering === undefined && reader.line + said !== '') {
+      said = '';
+      reader.write(null, { ctrl: true, name: 'e' });
+      reader.write(null, { ctrl: true, name: 'u' });
+      stderr.write('\n');
+      ask('> ');
+      return;
+    }
     if (warned) {
       left = true;
       answering?.abort(new Interrupted());
@@ -44,7 +59,7 @@ export async function chat({ model, context, system, options }: ChatRequest): Pr
     if (answering !== undefined) answering.abort(new Interrupted());
     else {
       stderr.write(`\n${dim('(Ctrl-C again, Ctrl-D or /exit leaves)', context)}\n`);
-      if (terminal) reader.prompt();
+      ask('> ');
     }
   };
   // On a terminal readline reads Ctrl-C as a key; elsewhere it comes as a signal.
@@ -54,14 +69,9 @@ export async function chat({ model, context, system, options }: ChatRequest): Pr
   const start: readonly ChatMessage[] = system === undefined ? [] : [{ role: 'system', content: system }];
   let conversation = [...start];
   let session = model.session();
-  const ask = (prompt: string) => {
-    if (!terminal) return;
-    reader.setPrompt(prompt);
-    reader.prompt();
-  };
   try {
     if (terminal) await write(stderr, `${dim(HELP, context)}\n`);
-    for (let said = ''; !left; ) {
+    while (!left) {
       ask(said === '' ? '> ' : '… ');
       const line = await lines.next();
       if (line === undefined) {

@@ -449,6 +449,7 @@ test('help and version', async () => {
     const { context, out, err } = world(words.library);
     assert.equal(await main([command, '--help'], context), 0);
     assert.match(out(), /-h, --help/);
+    assert.equal(out().includes('without it: a chat'), command === 'run');
     assert.equal(err(), '');
     const all = world(words.library);
     await main([], all.context);

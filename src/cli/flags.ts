@@ -48,7 +48,7 @@ export const flags = {
   threads: { short: 't', kind: 'whole', value: 'N', min: 1, max: 1024, about: 'worker threads (default: the cores)' },
   'batch-size': { short: 'b', kind: 'whole', value: 'N', min: 1, about: 'tokens of a prompt computed at once (512)' },
   device: { kind: 'choice', choices: ['cpu', 'gpu', 'reference'], about: 'where it runs (cpu)' },
-  kv: { kind: 'choice', choices: ['f16', 'f32'], about: 'number format of the KV cache (f16 on the cpu)' },
+  kv: { kind: 'choice', choices: ['f16', 'f32'], about: 'number format of the KV cache (default: see plan)' },
   memory: { kind: 'bytes', value: 'SIZE', min: 1, about: 'memory that may be used (default: what is free)' },
   'ignore-key': { kind: 'list', value: 'NAME', about: 'run although this metadata key or tensor is not understood' },
   'arena-bytes': { kind: 'bytes', value: 'SIZE', min: 65_536, hidden: true, about: 'upper bound of one arena' },

@@ -3,7 +3,7 @@
 import type { ChatMessage, Model, Prompt } from '../engine/types.ts';
 import { UsageError } from '../errors.ts';
 import { collect, describeUsage, dim, loadModel, writeText } from './answer.ts';
-import { describeFlags, type ParsedArguments, parseFlags, refusePositional } from './args.ts';
+import { describeFlags, type FlagTable, type ParsedArguments, parseFlags, refusePositional } from './args.ts';
 import { chat } from './chat.ts';
 import { type Context, write } from './context.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
@@ -15,6 +15,13 @@ import { readPromptFile, readPromptStream } from './prompt.ts';
 export const DEFAULT_QUESTION = 'What is a glacier?';
 
 type RunValues = ParsedArguments<typeof runFlags>['values'];
+
+/** The flags of `start`, which has other defaults. */
+const startFlags: FlagTable = {
+  ...runFlags,
+  prompt: { ...runFlags.prompt, about: `what to say to the model (default: "${DEFAULT_QUESTION}")` },
+  temp: { ...runFlags.temp, about: 'temperature; 0: the likeliest token (default)' },
+};
 
 export const runHelp = (name: 'run' | 'start') => `${
   name === 'run'
@@ -32,7 +39,7 @@ that was. Takes every flag of run.
 
 The answer goes to standard output, everything else to standard error.
 
-${describeFlags(runFlags)}
+${describeFlags(name === 'run' ? runFlags : startFlags)}
 `;
 
 /** @throws UsageError `usage` for bad flags; what loading and generating throw; Interrupted after Ctrl-C. */
