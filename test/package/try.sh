@@ -46,4 +46,9 @@ if (text !== 'A computer is a machine for performing calculations automatically.
 TS
 "$checkout/node_modules/.bin/tsc" --strict --target es2024 --module nodenext --lib es2024,esnext.disposable,dom --types '' --outDir . use.ts
 node use.js
+# The declarations are whole by themselves: checked too, with the browser's types and with Node's alone.
+types() { "$checkout/node_modules/.bin/tsc" --noEmit --strict --exactOptionalPropertyTypes --skipLibCheck false \
+  --target es2024 --module nodenext --typeRoots "$checkout/node_modules/@types" "$@" use.ts; }
+types --lib es2024,dom --types ''
+types --lib es2024 --types node
 echo "packed, installed and run on Node $(node --version)"
