@@ -24,11 +24,14 @@ import type { GenerateOptions, LoadOptions, Prompt, SamplingOptions } from './ty
 const MAX_STOP_LENGTH = 4096;
 const MAX_STOPS = 256;
 
+/** Most rows of a prompt in one run: buffers grow with them, and longer runs are no faster. */
+const MAX_BATCH = 8192;
+
 const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
   device: oneOf('cpu', 'gpu', 'reference'),
   threads: wholeFrom(1, 1024),
   context: wholeFrom(1),
-  batch: wholeFrom(1),
+  batch: wholeFrom(1, MAX_BATCH),
   cache: oneOf('f32', 'f16'),
   arenaBytes: wholeFrom(1),
   ignoreKeys: texts,

@@ -5,7 +5,7 @@
 
 import { InternalError } from '../../errors.ts';
 import type { PlatformWorker } from '../../platform/platform.ts';
-import { CONTROL_WORDS, Command, Control } from './control.ts';
+import { CONTROL_WORDS, Command, Control, Fault } from './control.ts';
 import type { CpuProgram } from './program.ts';
 import { Runner } from './runner.ts';
 import { type StorePiece, storeUnit, storeUnits } from './store.ts';
@@ -44,7 +44,12 @@ export class PoolWorker {
   #store(piece: StorePiece): void {
     const units = storeUnits(piece);
     const arena = this.runner.arenas[piece.arena] as Arena;
-    for (let unit = this.control.claim(1); unit < units; unit = this.control.claim(1)) storeUnit(piece, unit, arena);
+    try {
+      for (let unit = this.control.claim(1); unit < units; unit = this.control.claim(1)) storeUnit(piece, unit, arena);
+    } catch (error) {
+      this.control.fault(Fault.crash, -1);
+      this.runner.onCrash(error);
+    }
     this.control.barrier();
   }
 }
@@ -100,6 +105,7 @@ export class Pool {
   /** Puts a piece that has been read in order. */
   store(piece: number): void {
     this.#command(Command.store, piece);
+    if (this.control.takeFault() !== undefined) throw this.crash();
   }
 
   /** What went wrong in a worker's code, once known. */

@@ -49,7 +49,7 @@ export function route(
     f32.store(weights + (rank << 2), weight);
     sum += weight;
   }
-  const factor: f32 = normalise ? (sum > 1e-20 ? scale / sum : 0) : scale;
+  const factor: f32 = normalise && sum > 1e-20 ? scale / sum : scale;
   for (let rank: usize = 0; rank < <usize>used; rank++) {
     f32.store(weights + (rank << 2), f32.load(weights + (rank << 2)) * factor);
   }
