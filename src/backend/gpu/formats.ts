@@ -63,7 +63,8 @@ export function toPlanes(format: GpuFormat, columns: number, source: Uint8Array,
     );
   }
   if (format.planes.length === 1 && format.reorder === undefined) {
-    return copyRows({ source, target, rows, rowBytes, stride: rowWords * 4 });
+    copyRows({ source, target, rows, rowBytes, stride: rowWords * 4 });
+    return;
   }
   const from = new DataView(source.buffer, source.byteOffset, source.byteLength);
   const words = new Uint32Array(target.buffer, target.byteOffset, rows * rowWords);
@@ -127,13 +128,10 @@ function copyPart(part: {
   }
 }
 
-/** What `weightCode` declares of a weight, and what it calls it when a module reads several. */
-const ownNames = /\b(w|word|quad|pair|byteAt|halfAt|decode32|PLANE_\d|COLUMNS|ROW_WORDS)\b/g;
-
 /**
  * WGSL that declares a weight matrix and its decoder: `w` (storage, read, at `binding`), `ROW_WORDS` (row r begins at word
  * r · ROW_WORDS), `COLUMNS`, and `decode32(row, b)`, whose columns beyond COLUMNS are 0. With a `name`, all of them end in
- * it: `decode32_gate`. A module has `weightHelpers` (`wgsl.ts`) once besides.
+ * it, `decode32_gate`, and so does all that a decoder declares. A module has `weightHelpers` (`wgsl.ts`) once besides.
  *
  * For decoders there are, too: `PLANE_i` (words from the row's start), `word(i)`, `quad(i)` (the 16 bytes from word i, a
  * multiple of 4), `pair(i)` (8 bytes, a multiple of 2), and `byteAt(plane, i)` and `halfAt(plane, i)`: the i-th byte or f16
@@ -158,7 +156,10 @@ fn pair(i: u32) -> vec2u { let q = w[i >> 2u]; return select(q.xy, q.zw, (i & 2u
 fn byteAt(plane: u32, i: u32) -> u32 { return (word(plane + (i >> 2u)) >> ((i & 3u) * 8u)) & 255u; }
 fn halfAt(plane: u32, i: u32) -> f32 { return halves(word(plane + (i >> 1u)) >> ((i & 1u) * 16u)).x; }
 ${format.decode}`;
-  return name === undefined ? code : code.replace(ownNames, `$1_${name}`);
+  if (name === undefined) return code;
+  const declared = [...code.matchAll(/^\s*(?:@.* )?(?:fn|const|var<storage, read>) (\w+)/gm)].map(([, own]) => own);
+  // A component of a vector (`codes.w`) is not a name.
+  return code.replace(new RegExp(`(?<!\\.)\\b(${declared.join('|')})\\b`, 'g'), `$1_${name}`);
 }
 
 /** `weightHelpers` and `weightCode`: for kernels that read one weight. */
