@@ -26,7 +26,7 @@ export interface ReadModelOptions {
 /**
  * Reads the model that a file describes. Only metadata and tensor names are looked at, no weights.
  * @throws CorruptFileError `corrupt_file` naming the key or tensor that is missing or contradicts the rest
- * @throws Refusal `refused` for an architecture, a key or a tensor that Conclave does not know
+ * @throws Refusal `refused` for an architecture, a key or a tensor that Conclave does not know, and for safetensors
  * @throws UsageError `usage` when `ignoreKeys` names something that the model needs
  */
 export function readModel(file: ModelFile, options: ReadModelOptions = {}): ReadModel {
@@ -51,6 +51,12 @@ export function readModel(file: ModelFile, options: ReadModelOptions = {}): Read
 }
 
 function familyOf(file: ModelFile): Family {
+  if (file.container === 'safetensors') {
+    throw new Refusal(
+      `${file.name}: running a model from safetensors is not supported yet; expected a GGUF file: convert the model, or ` +
+        'download it as GGUF',
+    );
+  }
   const found = file.metadata.get('general.architecture');
   if (found?.type !== 'string') {
     const what = found === undefined ? 'is missing' : `is of type ${found.type}`;
