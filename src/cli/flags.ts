@@ -3,7 +3,12 @@
 import type { FlagTable } from './args.ts';
 
 export const flags = {
-  model: { short: 'm', kind: 'text', value: 'FILE', about: 'a GGUF file or its http(s) address (default: the bundled one)' },
+  model: {
+    short: 'm',
+    kind: 'text',
+    value: 'FILE',
+    about: 'a GGUF file or its http(s) address (default: the bundled one)',
+  },
   prompt: { short: 'p', kind: 'text', value: 'TEXT', about: 'what to say to the model; without it: a chat' },
   file: { short: 'f', kind: 'text', value: 'FILE', about: 'read the prompt from a file; - is standard input' },
   chat: { short: 'i', kind: 'switch', about: 'chat, also when standard input is not a terminal' },
