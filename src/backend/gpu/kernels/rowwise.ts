@@ -1,3 +1,243 @@
-import type { GpuRow } from '../row.ts';
+/**
+ * What is done to each row by itself on the GPU: norms, rotation, gating and sums. A row's arithmetic and its order are the
+ * same whatever rows are beside it.
+ */
 
-export const rowwiseRows: readonly GpuRow[] = [];
+import type {
+  AddOperation,
+  GluOperation,
+  NormOperation,
+  Operation,
+  RopeOperation,
+  ValueName,
+} from '../../../model/graph.ts';
+import type { KernelRequest, Mode, Tolerance } from '../../kernel.ts';
+import type { Builder, Dispatch } from '../builder.ts';
+import type { GpuRow } from '../row.ts';
+import { blockSum, declare, f32Literal, MAX_WORKGROUPS, readValue, STEP, writeValue } from './snippets.ts';
+
+const f32Tolerance: Tolerance = {
+  relativeRms: 1e-6,
+  reason: 'f32 sums in many lanes where the reference has f64 sums, and the exponentials and roots of WGSL',
+};
+
+/** Threads of the kernels that do an element each. */
+const ELEMENT_THREADS = 256;
+
+function rowwise<Made extends Operation>(options: {
+  readonly operation: Made['kind'];
+  readonly accepts?: (operation: Made, request: KernelRequest) => true | string;
+  readonly dispatch: (operation: Made, builder: Builder) => Dispatch;
+}): GpuRow {
+  return {
+    name: options.operation,
+    device: 'gpu',
+    operation: options.operation,
+    modes: ['prompt', 'step'],
+    tolerance: f32Tolerance,
+    accepts(request) {
+      if (request.rows > MAX_WORKGROUPS) return `takes up to ${MAX_WORKGROUPS} rows a run, found ${request.rows}`;
+      return options.accepts?.(request.operation as Made, request) ?? true;
+    },
+    emit(made, builder, mode) {
+      builder.declareValue(made.output, builder.width(made.output));
+      builder.dispatch(mode, options.dispatch(made as Made, builder));
+    },
+  };
+}
+
+/** output = `expression` of left and right, element by element; `i` is the element's number in the whole value. */
+function elementwise(options: {
+  readonly label: string;
+  readonly left: ValueName;
+  readonly right: ValueName;
+  readonly output: ValueName;
+  /** WGSL over `a` and `b`, of the type `T`. */
+  readonly expression: string;
+  readonly builder: Builder;
+}): Dispatch {
+  const { label, left, right, output, expression, builder } = options;
+  const width = builder.width(output);
+  const inFours = width % 4 === 0;
+  const units = inFours ? width / 4 : width;
+  const element = inFours ? 'vec4f' : 'f32';
+  const { text, bindings } = declare([
+    [readValue(left), 'left', element],
+    [readValue(right), 'right', element],
+    [writeValue(output), 'output', element],
+    STEP,
+  ]);
+  return {
+    label,
+    bindings,
+    code: `alias T = ${element};
+${text}
+
+@compute @workgroup_size(${ELEMENT_THREADS})
+fn main(@builtin(global_invocation_id) id: vec3u) {
+  if (id.x >= ${units}u || id.y >= step[${builder.step.rows}]) { return; }
+  let i = id.y * ${units}u + id.x;
+  let a = left[i];
+  let b = right[i];
+  output[i] = ${expression};
+}
+`,
+    workgroups: ({ rows }) => [Math.ceil(units / ELEMENT_THREADS), rows, 1],
+  };
+}
+
+/** A workgroup takes one group of one row; its threads sum squares in strides, then all of their sums in a fixed order. */
+function normDispatch(operation: NormOperation, builder: Builder): Dispatch {
+  const { input, weight, output, epsilon, group, layer } = operation;
+  const groups = builder.width(output) / group;
+  const inFours = group % 4 === 0;
+  const units = inFours ? group / 4 : group;
+  let threads = 32;
+  while (threads < 256 && threads * 2 <= units) threads *= 2;
+  const element = inFours ? 'vec4f' : 'f32';
+  const { text, bindings } = declare([
+    [readValue(input), 'input', element],
+    [{ kind: 'weight', name: weight }, 'weight', element],
+    [writeValue(output), 'output', element],
+    STEP,
+  ]);
+  return {
+    label: `layers.${layer}.norm ${output}`,
+    bindings,
+    code: `${text}
+${blockSum(threads)}
+
+@compute @workgroup_size(${threads})
+fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) thread: u32) {
+  let row = workgroup.y;
+  if (row >= step[${builder.step.rows}]) { return; }
+  let start = (row * ${groups}u + workgroup.x) * ${units}u;
+  var squares = ${element}();
+  for (var i = thread; i < ${units}u; i += ${threads}u) {
+    let x = input[start + i];
+    squares = fma(x, x, squares);
+  }
+  let sum = blockSum(thread, ${inFours ? '(squares.x + squares.y) + (squares.z + squares.w)' : 'squares'});
+  let scale = inverseSqrt(sum / ${f32Literal(group)} + ${f32Literal(epsilon)});
+  for (var i = thread; i < ${units}u; i += ${threads}u) {
+    output[start + i] = input[start + i] * scale * weight[i];
+  }
+}
+`,
+    workgroups: ({ rows }) => [groups, rows, 1],
+  };
+}
+
+function ropeDispatch({ input, output, headDim, rope, layer }: RopeOperation, builder: Builder): Dispatch {
+  const width = builder.width(output);
+  const pairs = rope.dimensions / 2;
+  const half = rope.pairing === 'half';
+  const { text, bindings } = declare([
+    [readValue(input), 'input', 'f32'],
+    [{ kind: 'rope', rope }, 'table', 'f32'],
+    [writeValue(output), 'output', 'f32'],
+    STEP,
+  ]);
+  return {
+    label: `layers.${layer}.rope ${output}`,
+    bindings,
+    code: `${text}
+
+@compute @workgroup_size(${ELEMENT_THREADS})
+fn main(@builtin(global_invocation_id) id: vec3u) {
+  let row = id.y;
+  if (id.x >= ${width}u || row >= step[${builder.step.rows}]) { return; }
+  let i = row * ${width}u + id.x;
+  let d = id.x % ${headDim}u;
+  let x = input[i];
+  if (d >= ${rope.dimensions}u) {
+    output[i] = x;
+    return;
+  }
+  let second = ${half ? `d >= ${pairs}u` : '(d & 1u) == 1u'};
+  let pair = ${half ? `select(d, d - ${pairs}u, second)` : 'd >> 1u'};
+  let distance = ${half ? pairs : 1}u;
+  let partner = input[select(i + distance, i - distance, second)];
+  // [context][2][pairs]: cosines, then sines.
+  let angle = step[${builder.step.positions}u + row] * ${2 * pairs}u + pair;
+  output[i] = fma(x, table[angle], select(-partner, partner, second) * table[angle + ${pairs}u]);
+}
+`,
+    workgroups: ({ rows }) => [Math.ceil(width / ELEMENT_THREADS), rows, 1],
+  };
+}
+
+export const rowwiseRows: readonly GpuRow[] = [
+  rowwise<NormOperation>({
+    operation: 'norm',
+    accepts({ output, group }, { widths }) {
+      const groups = (widths[output] as number) / group;
+      return groups <= MAX_WORKGROUPS || `takes up to ${MAX_WORKGROUPS} groups a row, found ${groups}`;
+    },
+    dispatch: normDispatch,
+  }),
+  rowwise<RopeOperation>({ operation: 'rope', dispatch: ropeDispatch }),
+  rowwise<GluOperation>({
+    operation: 'glu',
+    accepts: ({ activation }) => activation === 'silu' || `gates with silu, found ${activation}`,
+    dispatch: ({ gate, up, output, layer }, builder) =>
+      elementwise({
+        label: `layers.${layer}.glu ${output}`,
+        left: gate,
+        right: up,
+        output,
+        // Far below zero the exponential is infinite and the quotient 0; far above it is 0 and the quotient the gate.
+        expression: 'a / (T(1.0) + exp(-a)) * b',
+        builder,
+      }),
+  }),
+  rowwise<AddOperation>({
+    operation: 'add',
+    dispatch: ({ left, right, output, layer }, builder) =>
+      elementwise({ label: `layers.${layer}.add ${output}`, left, right, output, expression: 'a + b', builder }),
+  }),
+];
+
+/** The buffer of {@link emitFiniteCheck}: one u32, which the host sets to {@link NO_FAULT} before a run. */
+export const FAULTS = 'faults';
+export const NO_FAULT = 0xffffffff;
+
+/**
+ * Emits a look at a value [rows, width]: the least layer whose value has a NaN or an infinity in any of the run's rows
+ * ends up in {@link FAULTS}. The layer is not in the kernel's text but is its count of workgroups in y, less one, which
+ * also share the row's elements: so the checks of all layers over one width are one pipeline.
+ *
+ * @param layer 0 or more
+ */
+export function emitFiniteCheck(builder: Builder, mode: Mode, value: ValueName, layer: number): void {
+  const width = builder.width(value);
+  builder.declareBuffer(FAULTS, 4);
+  const { text, bindings } = declare([
+    [readValue(value), 'input', 'u32'],
+    [{ kind: 'buffer', name: FAULTS, access: 'write' }, 'faults', 'atomic<u32>'],
+    STEP,
+  ]);
+  builder.dispatch(mode, {
+    label: `layers.${layer}.finite ${value}`,
+    bindings,
+    code: `${text}
+
+@compute @workgroup_size(${ELEMENT_THREADS})
+fn main(
+  @builtin(workgroup_id) workgroup: vec3u,
+  @builtin(num_workgroups) workgroups: vec3u,
+  @builtin(local_invocation_index) thread: u32,
+) {
+  let row = workgroup.x;
+  if (row >= step[${builder.step.rows}]) { return; }
+  // By bits: a comparison with NaN may be optimised away.
+  var found = false;
+  for (var i = workgroup.y * ${ELEMENT_THREADS}u + thread; i < ${width}u; i += workgroups.y * ${ELEMENT_THREADS}u) {
+    found = found || (input[row * ${width}u + i] & 0x7f800000u) == 0x7f800000u;
+  }
+  if (found) { atomicMin(&faults[0], workgroups.y - 1u); }
+}
+`,
+    workgroups: ({ rows }) => [rows, layer + 1, 1],
+  });
+}

@@ -1,0 +1,174 @@
+/**
+ * Laws 3 and 4 for what the GPU does to each row by itself: norms, rotation, gating and sums, at widths that are no
+ * multiple of a vector or of what a workgroup takes at once.
+ */
+
+import assert from 'node:assert/strict';
+import { describe, test } from 'node:test';
+import { gpuRows } from '../../src/backend/gpu/rows.ts';
+import type { Operation, OperationKind } from '../../src/model/graph.ts';
+import type { RopeScaling } from '../../src/model/spec.ts';
+import { gaussians, nastyRows, random } from './support/blocks.ts';
+import { ROWS, sameBits } from './support/compare.ts';
+import { checkGpuRows, onGpu } from './support/on-gpu.ts';
+import { f32Weight, rowsStep, type TinyWeight, tinyGraph, tinyPlan } from './support/tiny-graph.ts';
+
+/** One operation whose output is `y`. */
+async function check(
+  what: string,
+  given: {
+    readonly inputs: Readonly<Record<string, Float32Array<ArrayBuffer>>>;
+    readonly operation: Operation;
+    readonly width: number;
+    readonly weights?: Readonly<Record<string, TinyWeight>>;
+  },
+): Promise<void> {
+  const { inputs, operation, width, weights } = given;
+  const row = gpuRows.find(({ operation: kind }) => kind === operation.kind);
+  assert.ok(row !== undefined);
+  const tiny = tinyGraph({
+    rows: ROWS,
+    inputs,
+    operations: [operation],
+    widths: { [operation.output]: width },
+    output: operation.output,
+    weights,
+  });
+  const planned = tinyPlan(tiny, { device: 'gpu' }).operations.at(-1)?.rows;
+  assert.deepEqual(planned, { prompt: row.name, step: row.name });
+  await checkGpuRows(tiny, { tolerance: () => row.tolerance.relativeRms, what });
+}
+
+const rowsOf = (kind: OperationKind) => gpuRows.filter(({ operation }) => operation === kind);
+
+describe('norm', () => {
+  assert.equal(rowsOf('norm').length, 1);
+  for (const [group, groups] of [
+    [1, 3],
+    [4, 1],
+    [20, 5],
+    [67, 1],
+    [64, 3],
+    [128, 5],
+    [1030, 1],
+    [1032, 1],
+    [2564, 1],
+  ] as const) {
+    test(`norm: ${groups} groups of ${group}`, async () => {
+      const width = group * groups;
+      const weight = gaussians(group, random(group)) as Float32Array<ArrayBuffer>;
+      await check(`norm of ${groups} × ${group}`, {
+        inputs: { x: nastyRows(ROWS, width, width) },
+        operation: { kind: 'norm', layer: 0, input: 'x', weight: 'w', epsilon: 1e-5, group, output: 'y' },
+        width,
+        weights: { w: f32Weight(weight, group) },
+      });
+    });
+  }
+});
+
+describe('rope', () => {
+  assert.equal(rowsOf('rope').length, 1);
+  const scalings: readonly RopeScaling[] = [
+    { kind: 'none' },
+    { kind: 'factors' },
+    { kind: 'yarn', factor: 4, originalContext: 64, betaFast: 32, betaSlow: 1, magnitude: 1.138, truncate: true },
+  ];
+  for (const [headDim, heads] of [
+    [2, 3],
+    [6, 1],
+    [20, 5],
+    [128, 3],
+  ] as const) {
+    test(`rope: ${heads} heads of ${headDim}, in part and whole, both pairings`, async () => {
+      const dimensions = [...new Set([2, 2 * Math.floor(headDim / 4), headDim])].filter((count) => count > 0);
+      const width = heads * headDim;
+      const factors = gaussians(headDim / 2, random(headDim)).map((x) => 1 + Math.abs(x)) as Float32Array<ArrayBuffer>;
+      for (const [i, pairing] of (['half', 'adjacent'] as const).entries()) {
+        for (const [j, count] of dimensions.entries()) {
+          const usual = scalings[(i + j) % scalings.length] as RopeScaling;
+          // The file's factors are of one length, so only whole heads have them.
+          const scaling: RopeScaling =
+            count === headDim ? { kind: 'factors' } : usual.kind === 'factors' ? { kind: 'none' } : usual;
+          await check(`rope of ${headDim}, ${pairing} ${count}, ${scaling.kind}`, {
+            inputs: { x: nastyRows(ROWS, width, width) },
+            operation: {
+              kind: 'rope',
+              layer: 0,
+              input: 'x',
+              headDim,
+              rope: { pairing, dimensions: count, base: 10000, scaling },
+              output: 'y',
+            },
+            width,
+            weights: scaling.kind === 'factors' ? { ropeFactors: f32Weight(factors, headDim / 2) } : {},
+          });
+        }
+      }
+    });
+  }
+
+  test('rope: rows turn by their own position, not by their place in a run', async () => {
+    const rope = { pairing: 'half', dimensions: 4, base: 10, scaling: { kind: 'none' } } as const;
+    const tiny = tinyGraph({
+      rows: ROWS,
+      inputs: { x: nastyRows(ROWS, 4, 1) },
+      operations: [{ kind: 'rope', layer: 0, input: 'x', headDim: 4, rope, output: 'y' }],
+      widths: { y: 4 },
+      output: 'y',
+    });
+    await onGpu(tiny, {}, async ({ run }) => {
+      const at = (position: number) => run({ ...rowsStep('step', 0, 1), positions: Int32Array.of(position) });
+      const [first, far] = [await at(0), await at(255)];
+      assert.notDeepEqual(first, far);
+      const both = await run({
+        ...rowsStep('step', 0, 2),
+        tokens: Int32Array.of(0, 0),
+        positions: Int32Array.of(255, 0),
+        sequences: Int32Array.of(0, 1),
+        pageTables: [Int32Array.of(0, 1, 2, 3), Int32Array.of(0)],
+      });
+      sameBits(both.subarray(0, 4), far, 'position 255');
+      sameBits(both.subarray(4), first, 'position 0');
+    });
+  });
+});
+
+describe('glu and add', () => {
+  assert.equal(rowsOf('glu').length + rowsOf('add').length, 2);
+  for (const width of [1, 4, 67, 1028]) {
+    test(`glu and add: ${width} wide`, async () => {
+      const inputs = { left: nastyRows(ROWS, width, width), right: nastyRows(ROWS, width, width + 1) };
+      await check(`glu of ${width}`, {
+        inputs,
+        operation: { kind: 'glu', layer: 0, gate: 'left', up: 'right', activation: 'silu', output: 'y' },
+        width,
+      });
+      await check(`add of ${width}`, {
+        inputs,
+        operation: { kind: 'add', layer: 0, left: 'left', right: 'right', output: 'y' },
+        width,
+      });
+    });
+  }
+
+  test('glu: far from zero a gate is 0 or itself, and never NaN', async () => {
+    const gates = [-1e30, -1000, -89, -88, -87, -50, -10, -1e-30, 0, 1e-30, 10, 50, 87, 88, 89, 1000, 1e30];
+    const left = Float32Array.from({ length: ROWS * gates.length }, (_, i) => gates[i % gates.length] as number);
+    const tiny = tinyGraph({
+      rows: ROWS,
+      inputs: { left, right: new Float32Array(left.length).fill(1) },
+      operations: [{ kind: 'glu', layer: 0, gate: 'left', up: 'right', activation: 'silu', output: 'y' }],
+      widths: { y: gates.length },
+      output: 'y',
+    });
+    const found = await onGpu(tiny, {}, ({ run }) => run(rowsStep('step', 0, 1)));
+    gates.forEach((gate, i) => {
+      const expected = gate / (1 + Math.exp(-gate));
+      // An exponential of WGSL may err by 3 + 2|x| units in the last place, and small numbers may be 0.
+      const slack = (5 + 2 * Math.min(90, Math.abs(gate))) * 2 ** -23 * Math.abs(expected) + 1e-35;
+      const error = Math.abs((found[i] as number) - expected);
+      assert.ok(error <= slack, `silu(${gate}) is ${found[i]}, expected ${expected}`);
+    });
+  });
+});
