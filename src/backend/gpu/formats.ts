@@ -4,8 +4,8 @@
  * neighbours in a plane are neighbours in memory and 16 of their bytes are one load. Codes are put in one order for all
  * formats (`formats/reorder.ts`); no value changes.
  *
- * The WGSL of a format is one function, `decode32`: the 32 columns of block `b` of a row whose first word is `row`, as eight
- * vec4<f32>. `weightCode` writes it out with the binding it reads.
+ * In WGSL a format is `decode32`: the 32 columns of block `b` of a row whose first word is `row`, as eight vec4<f32>; and
+ * `codes32`: the same as bytes, scales and minima. `weightCode` writes them out with the binding they read.
  */
 
 import { InternalError } from '../../errors.ts';
@@ -23,7 +23,14 @@ export interface GpuFormat {
   readonly planes: readonly number[];
   /** By plane, what is done to its bits at store time. */
   readonly reorder?: Readonly<Record<number, Reorder>>;
-  /** WGSL of `fn decode32(row: u32, b: u32) -> array<vec4f, 8>`; `weightCode` says what it may use. */
+  /** WGSL of functions that `decode` calls. */
+  readonly helpers?: string;
+  /**
+   * WGSL of `fn codes32(row: u32, b: u32) -> Codes`: the columns as bytes with scales, for integer products. Absent for
+   * formats that have no codes.
+   */
+  readonly codes?: string;
+  /** WGSL of the body of `fn decode32(row: u32, b: u32) -> array<vec4f, 8>`; `weightCode` says what it may use. */
   readonly decode: string;
 }
 
@@ -130,7 +137,8 @@ function copyPart(part: {
 
 /**
  * WGSL that declares a weight matrix and its decoder: `w` (storage, read, at `binding`), `ROW_WORDS` (row r begins at word
- * r · ROW_WORDS), `COLUMNS`, and `decode32(row, b)`, whose columns beyond COLUMNS are 0. With a `name`, all of them end in
+ * r · ROW_WORDS), `COLUMNS`, `decode32(row, b)`, whose columns beyond COLUMNS are 0, and `codes32(row, b)` where the
+ * format has codes. With a `name`, all of them end in
  * it, `decode32_gate`, and so does all that a decoder declares. A module has `weightHelpers` (`wgsl.ts`) once besides.
  *
  * For decoders there are, too: `PLANE_i` (words from the row's start), `word(i)`, `quad(i)` (the 16 bytes from word i, a
@@ -155,7 +163,10 @@ fn quad(i: u32) -> vec4u { return w[i >> 2u]; }
 fn pair(i: u32) -> vec2u { let q = w[i >> 2u]; return select(q.xy, q.zw, (i & 2u) != 0u); }
 fn byteAt(plane: u32, i: u32) -> u32 { return (word(plane + (i >> 2u)) >> ((i & 3u) * 8u)) & 255u; }
 fn halfAt(plane: u32, i: u32) -> f32 { return halves(word(plane + (i >> 1u)) >> ((i & 1u) * 16u)).x; }
-${format.decode}`;
+${format.helpers ?? ''}${format.codes ?? ''}
+fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  ${format.decode}
+}`;
   if (name === undefined) return code;
   const declared = [...code.matchAll(/^\s*(?:@.* )?(?:fn|const|var<storage, read>) (\w+)/gm)].map(([, own]) => own);
   // A component of a vector (`codes.w`) is not a name.

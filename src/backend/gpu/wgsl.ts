@@ -23,50 +23,77 @@ fn highNibbles(codes: vec4u) -> vec4u { return (codes >> vec4u(4u)) & vec4u(0x0f
 fn bitsOf(word: u32) -> vec4u { return (vec4u(word) >> vec4u(0u, 1u, 2u, 3u)) & vec4u(0x01010101u); }
 /** The four pairs of bits of each byte of a word, each in bytes of its own. */
 fn bitPairsOf(word: u32) -> vec4u { return (vec4u(word) >> vec4u(0u, 2u, 4u, 6u)) & vec4u(0x03030303u); }
-/** scale · (code − offset); a scale for 16 columns. */
-fn scaled32(lo: vec4u, hi: vec4u, offset: f32, scale: vec2f) -> array<vec4f, 8> {
+/** What 32 columns are made of: code (a signed byte) · scale − minimum; a scale and a minimum for 16 columns. */
+struct Codes { lo: vec4u, hi: vec4u, scale: vec2f, minimum: vec2f }
+/** scale · (code − offset): for scales so wide that scale · code is not exact. */
+fn scaled32(c: Codes, offset: f32) -> array<vec4f, 8> {
   let o = vec4f(offset);
   return array<vec4f, 8>(
-    scale.x * (bytesOf(lo.x) - o), scale.x * (bytesOf(lo.y) - o), scale.x * (bytesOf(lo.z) - o), scale.x * (bytesOf(lo.w) - o),
-    scale.y * (bytesOf(hi.x) - o), scale.y * (bytesOf(hi.y) - o), scale.y * (bytesOf(hi.z) - o), scale.y * (bytesOf(hi.w) - o));
+    c.scale.x * (bytesOf(c.lo.x) - o), c.scale.x * (bytesOf(c.lo.y) - o),
+    c.scale.x * (bytesOf(c.lo.z) - o), c.scale.x * (bytesOf(c.lo.w) - o),
+    c.scale.y * (bytesOf(c.hi.x) - o), c.scale.y * (bytesOf(c.hi.y) - o),
+    c.scale.y * (bytesOf(c.hi.z) - o), c.scale.y * (bytesOf(c.hi.w) - o));
 }
-/** scale · code − minimum; a scale and a minimum for 16 columns. */
-fn affine32(lo: vec4u, hi: vec4u, scale: vec2f, minimum: vec2f) -> array<vec4f, 8> {
-  let m = vec4f(minimum.x);
-  let n = vec4f(minimum.y);
+/** scale · code − minimum, for codes that are not negative. */
+fn affine32(c: Codes) -> array<vec4f, 8> {
+  let m = vec4f(c.minimum.x);
+  let n = vec4f(c.minimum.y);
   return array<vec4f, 8>(
-    scale.x * bytesOf(lo.x) - m, scale.x * bytesOf(lo.y) - m, scale.x * bytesOf(lo.z) - m, scale.x * bytesOf(lo.w) - m,
-    scale.y * bytesOf(hi.x) - n, scale.y * bytesOf(hi.y) - n, scale.y * bytesOf(hi.z) - n, scale.y * bytesOf(hi.w) - n);
+    c.scale.x * bytesOf(c.lo.x) - m, c.scale.x * bytesOf(c.lo.y) - m,
+    c.scale.x * bytesOf(c.lo.z) - m, c.scale.x * bytesOf(c.lo.w) - m,
+    c.scale.y * bytesOf(c.hi.x) - n, c.scale.y * bytesOf(c.hi.y) - n,
+    c.scale.y * bytesOf(c.hi.z) - n, c.scale.y * bytesOf(c.hi.w) - n);
 }
-/** E2M1's values, doubled, of the four codes in a word's bytes. */
-fn e2m1Of(codes: u32) -> vec4f {
-  let c = vec4u(codes, codes >> 8u, codes >> 16u, codes >> 24u) & vec4u(15u);
-  let size = vec4i((vec4u(0xc8643210u) >> ((c & vec4u(7u)) * 4u)) & vec4u(15u));
-  return vec4f(select(size, -size, (c & vec4u(8u)) != vec4u(0u)));
-}
-/** scale · doubled E2M1; a scale for 16 columns. */
-fn e2m1Scaled32(codes: vec4u, scale: vec2f) -> array<vec4f, 8> {
-  let lo = lowNibbles(codes);
-  let hi = highNibbles(codes);
+/** scale · code. */
+fn signed32(c: Codes) -> array<vec4f, 8> {
   return array<vec4f, 8>(
-    scale.x * e2m1Of(lo.x), scale.x * e2m1Of(lo.y), scale.x * e2m1Of(lo.z), scale.x * e2m1Of(lo.w),
-    scale.y * e2m1Of(hi.x), scale.y * e2m1Of(hi.y), scale.y * e2m1Of(hi.z), scale.y * e2m1Of(hi.w));
+    c.scale.x * signedBytesOf(c.lo.x), c.scale.x * signedBytesOf(c.lo.y),
+    c.scale.x * signedBytesOf(c.lo.z), c.scale.x * signedBytesOf(c.lo.w),
+    c.scale.y * signedBytesOf(c.hi.x), c.scale.y * signedBytesOf(c.hi.y),
+    c.scale.y * signedBytesOf(c.hi.z), c.scale.y * signedBytesOf(c.hi.w));
 }
-/** The levels of IQ4_NL for the four codes in a word's bytes. */
-fn levelsOf(codes: u32) -> vec4f {
+/** E2M1's values, doubled, as signed bytes, of the codes in the bytes of four words. */
+fn e2m1Bytes(codes: vec4u) -> vec4u {
+  let ones = vec4u(0x01010101u);
+  let a = codes & ones;
+  let b = (codes >> vec4u(1u)) & ones;
+  let c = (codes >> vec4u(2u)) & ones;
+  // Doubled sizes 0, 1, 2, 3, 4, 6, 8, 12 of codes cba, bit by bit.
+  let bit0 = a & ~c;
+  let bit1 = (b & ~c) | (a & c & ~b);
+  let bit2 = c & (a | (ones ^ b));
+  let size = bit0 | (bit1 << vec4u(1u)) | (bit2 << vec4u(2u)) | ((b & c) << vec4u(3u));
+  let negative = (vec4u(0x80808080u) - size) ^ vec4u(0x80808080u);
+  let signs = ((codes >> vec4u(3u)) & ones) * vec4u(255u);
+  return (size & ~signs) | (negative & signs);
+}
+/** The levels of IQ4_NL, signed bytes in the low end of four words, for the four codes in a word's bytes. */
+fn fourLevels(codes: u32) -> vec4u {
   let c = vec4u(codes, codes >> 8u, codes >> 16u, codes >> 24u) & vec4u(15u);
   let odd = (c & vec4u(4u)) != vec4u(0u);
   let low = select(vec4u(0xbfad9881u), vec4u(0xf6eaddcfu), odd);
   let high = select(vec4u(0x26190d01u), vec4u(0x71594535u), odd);
-  let four = select(low, high, (c & vec4u(8u)) != vec4u(0u));
-  return vec4f(vec4i(four << (vec4u(24u) - (c & vec4u(3u)) * 8u)) >> vec4u(24u));
+  return select(low, high, (c & vec4u(8u)) != vec4u(0u)) >> ((c & vec4u(3u)) * 8u);
 }
-/** scale · level. */
+fn levelsOf(codes: u32) -> vec4f { return vec4f(vec4i(fourLevels(codes) << vec4u(24u)) >> vec4u(24u)); }
+fn levelBytes(codes: u32) -> u32 {
+  let four = (fourLevels(codes) & vec4u(255u)) << vec4u(0u, 8u, 16u, 24u);
+  return (four.x | four.y) | (four.z | four.w);
+}
+/** scale · level, of 32 nibbles. */
 fn levels32(codes: vec4u, scale: f32) -> array<vec4f, 8> {
   let lo = lowNibbles(codes);
   let hi = highNibbles(codes);
   return array<vec4f, 8>(
     scale * levelsOf(lo.x), scale * levelsOf(lo.y), scale * levelsOf(lo.z), scale * levelsOf(lo.w),
     scale * levelsOf(hi.x), scale * levelsOf(hi.y), scale * levelsOf(hi.z), scale * levelsOf(hi.w));
+}
+fn levelCodes(codes: vec4u, scale: f32) -> Codes {
+  let lo = lowNibbles(codes);
+  let hi = highNibbles(codes);
+  return Codes(
+    vec4u(levelBytes(lo.x), levelBytes(lo.y), levelBytes(lo.z), levelBytes(lo.w)),
+    vec4u(levelBytes(hi.x), levelBytes(hi.y), levelBytes(hi.z), levelBytes(hi.w)),
+    vec2f(scale), vec2f());
 }
 `;

@@ -5,15 +5,13 @@ import type { GpuFormat } from '../formats.ts';
 export const f32: GpuFormat = {
   id: 'F32',
   planes: [4],
-  decode: /* wgsl */ `
+  helpers: /* wgsl */ `
 fn values4(row: u32, at: u32) -> vec4f {
   if (COLUMNS % 32u != 0u && at >= ROW_WORDS) { return vec4f(); }
   return bitcast<vec4f>(quad(row + at));
-}
-fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
-  let at = b * 32u;
+}`,
+  decode: /* wgsl */ `let at = b * 32u;
   return array<vec4f, 8>(
     values4(row, at), values4(row, at + 4u), values4(row, at + 8u), values4(row, at + 12u),
-    values4(row, at + 16u), values4(row, at + 20u), values4(row, at + 24u), values4(row, at + 28u));
-}`,
+    values4(row, at + 16u), values4(row, at + 20u), values4(row, at + 24u), values4(row, at + 28u));`,
 };

@@ -5,8 +5,9 @@ import type { GpuFormat } from '../formats.ts';
 export const iq4_nl: GpuFormat = {
   id: 'IQ4_NL',
   planes: [2, 16],
-  decode: /* wgsl */ `
-fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
-  return levels32(quad(row + PLANE_1 + 4u * b), halfAt(row + PLANE_0, b));
+  codes: /* wgsl */ `
+fn codes32(row: u32, b: u32) -> Codes {
+  return levelCodes(quad(row + PLANE_1 + 4u * b), halfAt(row + PLANE_0, b));
 }`,
+  decode: `return levels32(quad(row + PLANE_1 + 4u * b), halfAt(row + PLANE_0, b));`,
 };

@@ -8,13 +8,14 @@ import type { GpuFormat } from '../formats.ts';
 export const mxfp4: GpuFormat = {
   id: 'MXFP4',
   planes: [1, 16],
-  decode: /* wgsl */ `
-fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  codes: /* wgsl */ `
+fn codes32(row: u32, b: u32) -> Codes {
   let codes = quad(row + PLANE_1 + 4u * b);
   let exponent = byteAt(row + PLANE_0, b);
   // Half of 2^(exponent - 127), as bits; the values of E2M1 are doubled.
   let finite = select((exponent - 1u) << 23u, 0x00200000u << exponent, exponent < 2u);
   let scale = bitcast<f32>(select(finite, 0x7fc00000u, exponent == 255u));
-  return e2m1Scaled32(codes, vec2f(scale));
+  return Codes(e2m1Bytes(lowNibbles(codes)), e2m1Bytes(highNibbles(codes)), vec2f(scale), vec2f());
 }`,
+  decode: `return signed32(codes32(row, b));`,
 };

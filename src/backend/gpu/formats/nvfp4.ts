@@ -7,8 +7,8 @@ export const nvfp4: GpuFormat = {
   id: 'NVFP4',
   planes: [4, 32],
   reorder: { 1: nibbleGroups },
-  decode: /* wgsl */ `
-fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  codes: /* wgsl */ `
+fn codes32(row: u32, b: u32) -> Codes {
   let codes = quad(row + PLANE_1 + 4u * b);
   let packed = word(row + PLANE_0 + (b >> 1u)) >> ((b & 1u) * 16u);
   // Half of an E4M3 number without its sign; the values of E2M1 are doubled.
@@ -16,6 +16,8 @@ fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
   let normal = (e4m3 << vec2u(20u)) + vec2u(119u << 23u);
   let tiny = bitcast<vec2u>(vec2f(e4m3) * 0.0009765625);
   let finite = select(normal, tiny, e4m3 < vec2u(8u));
-  return e2m1Scaled32(codes, bitcast<vec2f>(select(finite, vec2u(0x7fc00000u), e4m3 == vec2u(127u))));
+  let scale = bitcast<vec2f>(select(finite, vec2u(0x7fc00000u), e4m3 == vec2u(127u)));
+  return Codes(e2m1Bytes(lowNibbles(codes)), e2m1Bytes(highNibbles(codes)), scale, vec2f());
 }`,
+  decode: `return signed32(codes32(row, b));`,
 };

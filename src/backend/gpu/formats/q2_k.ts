@@ -7,13 +7,14 @@ export const q2_k: GpuFormat = {
   id: 'Q2_K',
   planes: [16, 64, 4],
   reorder: { 1: bitPairs },
-  decode: /* wgsl */ `
-fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  codes: /* wgsl */ `
+fn codes32(row: u32, b: u32) -> Codes {
   let codes = pair(row + PLANE_1 + 2u * b);
   let packed = word(row + PLANE_0 + (b >> 1u)) >> ((b & 1u) * 16u);
   let d = halves(word(row + PLANE_2 + (b >> 3u)));
   let scale = d.x * vec2f(vec2u(packed, packed >> 8u) & vec2u(15u));
   let minimum = d.y * vec2f(vec2u(packed >> 4u, packed >> 12u) & vec2u(15u));
-  return affine32(bitPairsOf(codes.x), bitPairsOf(codes.y), scale, minimum);
+  return Codes(bitPairsOf(codes.x), bitPairsOf(codes.y), scale, minimum);
 }`,
+  decode: `return affine32(codes32(row, b));`,
 };

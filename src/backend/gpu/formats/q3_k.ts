@@ -7,8 +7,8 @@ export const q3_k: GpuFormat = {
   id: 'Q3_K',
   planes: [32, 64, 12, 2],
   reorder: { 0: bitPlanes, 1: bitPairs },
-  decode: /* wgsl */ `
-fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  codes: /* wgsl */ `
+fn codes32(row: u32, b: u32) -> Codes {
   let codes = pair(row + PLANE_1 + 2u * b);
   let third = word(row + PLANE_0 + b);
   // Groups 2g and 2g + 1 of the block: their scales' low bits are in neighbouring bytes, and so are the high ones.
@@ -20,6 +20,7 @@ fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
   let scale = halfAt(row + PLANE_3, b >> 3u) * (vec2f(vec2u(packed, packed >> 8u) & vec2u(63u)) - 32.0);
   let lo = bitPairsOf(codes.x) | (bitsOf(third) << vec4u(2u));
   let hi = bitPairsOf(codes.y) | (bitsOf(third >> 4u) << vec4u(2u));
-  return scaled32(lo, hi, 4.0, scale);
+  return Codes(lo, hi, scale, 4.0 * scale);
 }`,
+  decode: `return scaled32(codes32(row, b), 4.0);`,
 };

@@ -5,9 +5,11 @@ import type { GpuFormat } from '../formats.ts';
 export const q4_0: GpuFormat = {
   id: 'Q4_0',
   planes: [2, 16],
-  decode: /* wgsl */ `
-fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  codes: /* wgsl */ `
+fn codes32(row: u32, b: u32) -> Codes {
   let codes = quad(row + PLANE_1 + 4u * b);
-  return scaled32(lowNibbles(codes), highNibbles(codes), 8.0, vec2f(halfAt(row + PLANE_0, b)));
+  let d = halfAt(row + PLANE_0, b);
+  return Codes(lowNibbles(codes), highNibbles(codes), vec2f(d), vec2f(8.0 * d));
 }`,
+  decode: `return scaled32(codes32(row, b), 8.0);`,
 };

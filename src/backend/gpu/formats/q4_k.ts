@@ -8,10 +8,11 @@ export const q4_k: GpuFormat = {
   id: 'Q4_K',
   planes: [16, 128],
   reorder: { 1: nibblePairs },
-  decode: /* wgsl */ `${groupScales}
-fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  codes: /* wgsl */ `${groupScales}
+fn codes32(row: u32, b: u32) -> Codes {
   let codes = quad(row + PLANE_1 + 4u * b);
   let s = groupScales(quad(row + PLANE_0 + 4u * (b >> 3u)), b & 7u);
-  return affine32(lowNibbles(codes), highNibbles(codes), s.xx, s.yy);
+  return Codes(lowNibbles(codes), highNibbles(codes), s.xx, s.yy);
 }`,
+  decode: `return affine32(codes32(row, b));`,
 };

@@ -7,12 +7,14 @@ export const q5_0: GpuFormat = {
   id: 'Q5_0',
   planes: [2, 4, 16],
   reorder: { 1: bitNibbles },
-  decode: /* wgsl */ `
-fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  codes: /* wgsl */ `
+fn codes32(row: u32, b: u32) -> Codes {
   let codes = quad(row + PLANE_2 + 4u * b);
   let fifth = word(row + PLANE_1 + b);
   let lo = lowNibbles(codes) | (bitsOf(fifth) << vec4u(4u));
   let hi = highNibbles(codes) | (bitsOf(fifth >> 4u) << vec4u(4u));
-  return scaled32(lo, hi, 16.0, vec2f(halfAt(row + PLANE_0, b)));
+  let d = halfAt(row + PLANE_0, b);
+  return Codes(lo, hi, vec2f(d), vec2f(16.0 * d));
 }`,
+  decode: `return scaled32(codes32(row, b), 16.0);`,
 };

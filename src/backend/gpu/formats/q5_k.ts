@@ -8,13 +8,14 @@ export const q5_k: GpuFormat = {
   id: 'Q5_K',
   planes: [16, 32, 128],
   reorder: { 1: bitPlanes, 2: nibblePairs },
-  decode: /* wgsl */ `${groupScales}
-fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  codes: /* wgsl */ `${groupScales}
+fn codes32(row: u32, b: u32) -> Codes {
   let codes = quad(row + PLANE_2 + 4u * b);
   let fifth = word(row + PLANE_1 + b);
   let s = groupScales(quad(row + PLANE_0 + 4u * (b >> 3u)), b & 7u);
   let lo = lowNibbles(codes) | (bitsOf(fifth) << vec4u(4u));
   let hi = highNibbles(codes) | (bitsOf(fifth >> 4u) << vec4u(4u));
-  return affine32(lo, hi, s.xx, s.yy);
+  return Codes(lo, hi, s.xx, s.yy);
 }`,
+  decode: `return affine32(codes32(row, b));`,
 };

@@ -7,14 +7,15 @@ export const q6_k: GpuFormat = {
   id: 'Q6_K',
   planes: [128, 64, 16, 2],
   reorder: { 0: nibbleQuarters, 1: bitPairs },
-  decode: /* wgsl */ `
-fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
+  codes: /* wgsl */ `
+fn codes32(row: u32, b: u32) -> Codes {
   let codes = quad(row + PLANE_0 + 4u * b);
   let high = pair(row + PLANE_1 + 2u * b);
   let packed = word(row + PLANE_2 + (b >> 1u)) >> ((b & 1u) * 16u);
   let scale = halfAt(row + PLANE_3, b >> 3u) * vec2f(vec2i(vec2u(packed << 24u, packed << 16u)) >> vec2u(24u));
   let lo = lowNibbles(codes) | (bitPairsOf(high.x) << vec4u(4u));
   let hi = highNibbles(codes) | (bitPairsOf(high.y) << vec4u(4u));
-  return scaled32(lo, hi, 32.0, scale);
+  return Codes(lo, hi, scale, 32.0 * scale);
 }`,
+  decode: `return scaled32(codes32(row, b), 32.0);`,
 };
