@@ -1,6 +1,6 @@
 /** From a source to a model that answers, or to the plan of one. */
 
-import { adapterFacts, requestAdapter } from '../backend/gpu/device.ts';
+import { findAdapter } from '../backend/gpu/device.ts';
 import type { ModelFile } from '../format/model-file.ts';
 import { openModelFile } from '../format/open.ts';
 import type { SourceInput } from '../format/source.ts';
@@ -140,7 +140,7 @@ async function open(
         threads: place.threads(),
         freeMemoryBytes: place.freeMemoryBytes(),
         features: place.features(),
-        adapter: options.device === 'gpu' ? adapterFacts(await requestAdapter(place)) : undefined,
+        adapter: options.device === 'gpu' ? await findAdapter(place) : undefined,
       },
     });
     return { file, model, graph, sampling, plan, info: describe(file, model, plan) };

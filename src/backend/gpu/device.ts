@@ -16,6 +16,9 @@ export interface AdapterFacts {
 /** Features that kernels use where an adapter has them; none is required. */
 const wanted = ['shader-f16', 'subgroups', 'timestamp-query', 'chromium-experimental-subgroup-matrix'] as const;
 
+/** The same of the shading language. */
+const wantedOfLanguage = ['packed_4x8_integer_dot_product'] as const;
+
 /** Limits that are raised to what the adapter has. */
 const raised = [
   'maxBufferSize',
@@ -42,15 +45,25 @@ export async function requestAdapter(platform: Pick<Platform, 'gpu'>): Promise<G
   return adapter;
 }
 
-export function adapterFacts(adapter: GPUAdapter): AdapterFacts {
+/** @param language what WGSL itself offers: `navigator.gpu.wgslLanguageFeatures` */
+export function adapterFacts(adapter: GPUAdapter, language: ReadonlySet<string> = new Set()): AdapterFacts {
   const { vendor, architecture, description } = adapter.info;
   return {
     name: description !== '' ? description : [vendor, architecture].filter((part) => part !== '').join(' '),
-    features: wanted.filter((feature) => adapter.features.has(feature)),
+    features: [
+      ...wanted.filter((feature) => adapter.features.has(feature)),
+      ...wantedOfLanguage.filter((feature) => language.has(feature)),
+    ],
     maxBufferBytes: adapter.limits.maxBufferSize,
     maxBindingBytes: adapter.limits.maxStorageBufferBindingSize,
     workgroupBytes: adapter.limits.maxComputeWorkgroupStorageSize,
   };
+}
+
+/** @throws as {@link requestAdapter} */
+export async function findAdapter(platform: Pick<Platform, 'gpu'>): Promise<AdapterFacts> {
+  const adapter = await requestAdapter(platform);
+  return adapterFacts(adapter, (await platform.gpu())?.wgslLanguageFeatures);
 }
 
 /** A device and what has become of it. */

@@ -62,14 +62,20 @@ export class Recorder {
     const pipelineOf = ({ code, label, bindings }: Dispatch): Promise<GPUComputePipeline> => {
       let pipeline = pipelines.get(code);
       if (pipeline === undefined) {
+        const module = device.createShaderModule({ code, label });
         pipeline = device
           .createComputePipelineAsync({
             label,
             layout: device.createPipelineLayout({ bindGroupLayouts: [layoutOf(bindings)] }),
-            compute: { module: device.createShaderModule({ code, label }), entryPoint: 'main' },
+            compute: { module, entryPoint: 'main' },
           })
-          .catch((cause: unknown) => {
-            throw new InternalError(`the kernel of ${label} does not compile: ${(cause as Error).message}`, { cause });
+          .catch(async (cause: unknown) => {
+            const { messages } = await module.getCompilationInfo();
+            const said = messages.map(({ lineNum, message }) => `line ${lineNum}: ${message}`);
+            throw new InternalError(
+              `the kernel of ${label} does not compile: ${[...said, (cause as Error).message].join('; ')}`,
+              { cause, data: { code } },
+            );
           });
         pipelines.set(code, pipeline);
       }

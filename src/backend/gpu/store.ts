@@ -61,8 +61,6 @@ export async function storeOnGpu(
           await staging.mapAsync(0x2);
         }
         const target = new Uint8Array(staging.getMappedRange(0, piece.bytes));
-        // What an earlier piece left behind must not become padding.
-        target.fill(0);
         toPlanes(piece.format, piece.columns, raw, target);
         staging.unmap();
         const encoder = device.createCommandEncoder();
