@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { chmod, mkdtemp, rm, truncate, writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
@@ -71,6 +72,9 @@ suite('files', () => {
     await assert.rejects(nodePlatform.openSource(join(path, 'below')), failsWith(/no such file/));
     await assert.rejects(nodePlatform.openSource(folder), failsWith(/is a directory/));
     await assert.rejects(nodePlatform.openSource('/dev/null'), failsWith(/not a regular file/));
+    const pipe = join(folder, 'pipe');
+    execFileSync('mkfifo', [pipe]);
+    await assert.rejects(nodePlatform.openSource(pipe), failsWith(/not a regular file/), 'nobody writes to it');
     await assert.rejects(nodePlatform.openSource(''), UsageError);
     await assert.rejects(nodePlatform.openSource(new URL('ftp://example.com/x')), UsageError);
     for (const [input, found] of [

@@ -1,5 +1,6 @@
 /** The platform of Node: files by path, worker threads, the machine's cores and memory. */
 
+import { constants } from 'node:fs';
 import type { FileHandle } from 'node:fs/promises';
 import { access, open, readFile } from 'node:fs/promises';
 import { availableParallelism, freemem, totalmem } from 'node:os';
@@ -108,7 +109,8 @@ async function openSource(input: SourceInput): Promise<ModelSource> {
 async function openFile(path: string): Promise<ByteSource> {
   let handle: FileHandle;
   try {
-    handle = await open(path, 'r');
+    // Without blocking: a named pipe would wait for a writer, and a process that waits there cannot even be interrupted.
+    handle = await open(path, constants.O_RDONLY | (constants.O_NONBLOCK ?? 0));
   } catch (cause) {
     throw new SourceError(`${path}: ${openFault(cause)}`, { cause, data: { path } });
   }
@@ -116,7 +118,7 @@ async function openFile(path: string): Promise<ByteSource> {
     const stat = await handle.stat();
     if (stat.isDirectory())
       throw new SourceError(`${path}: is a directory; give a model file in it`, { data: { path } });
-    if (!stat.isFile()) throw new SourceError(`${path}: is not a regular file`, { data: { path } });
+    if (!stat.isFile()) throw new SourceError(`${path}: is not a regular file; give a model file`, { data: { path } });
     return fileSource(path, stat.size, handle);
   } catch (error) {
     await handle.close();
