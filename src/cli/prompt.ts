@@ -1,19 +1,32 @@
 /** Where a prompt comes from: a flag, a file, or standard input. */
 
-import { readFile, stat } from 'node:fs/promises';
+import { constants } from 'node:fs';
+import { type FileHandle, open } from 'node:fs/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { SourceError, UsageError } from '../errors.ts';
 import type { InputStream } from './context.ts';
 
 /** The most bytes a prompt may have: far above any context, so that a wrong file is told before it fills memory. */
 const MAX_PROMPT_BYTES = 16 * 2 ** 20;
 
-/** @throws SourceError `source` when it cannot be read; UsageError `usage` when it is too large or not UTF-8. */
+/** Bytes read at once, and how long to wait where a pipe has nothing yet. */
+const READ_BYTES = 64 * 1024;
+const PIPE_WAIT_MS = 10;
+
+/**
+ * A file, a device, or a pipe as `<(command)` makes it.
+ * @throws SourceError `source` when it cannot be read; UsageError `usage` when it is empty, too large or not UTF-8.
+ */
 export async function readPromptFile(path: string): Promise<string> {
   let bytes: Uint8Array;
   try {
-    const { size } = await stat(path);
-    checkPromptSize(size, path);
-    bytes = await readFile(path);
+    // Without blocking: a process that waits for a pipe's writer inside the system call cannot be interrupted.
+    const handle = await open(path, constants.O_RDONLY | (constants.O_NONBLOCK ?? 0));
+    try {
+      bytes = await readAll(handle, path);
+    } finally {
+      await handle.close();
+    }
   } catch (cause) {
     if (cause instanceof UsageError) throw cause;
     const { code, message } = cause as NodeJS.ErrnoException;
@@ -23,7 +36,33 @@ export async function readPromptFile(path: string): Promise<string> {
       cause,
     });
   }
+  if (bytes.byteLength === 0) throw new UsageError(`the prompt file ${path} is empty`);
   return decodePrompt(bytes, path);
+}
+
+/** What a size says is no bound: devices have none. */
+async function readAll(handle: FileHandle, path: string): Promise<Uint8Array> {
+  const chunks: Uint8Array[] = [];
+  for (let size = 0; ; ) {
+    const chunk = new Uint8Array(READ_BYTES);
+    const bytesRead = await readSome(handle, chunk);
+    if (bytesRead === 0) return Buffer.concat(chunks);
+    size += bytesRead;
+    checkPromptSize(size, path);
+    chunks.push(chunk.subarray(0, bytesRead));
+  }
+}
+
+/** Waits for bytes; 0 at the end. */
+async function readSome(handle: FileHandle, target: Uint8Array): Promise<number> {
+  for (;;) {
+    try {
+      return (await handle.read(target)).bytesRead;
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== 'EAGAIN') throw error;
+      await sleep(PIPE_WAIT_MS);
+    }
+  }
 }
 
 /** All of a stream. @throws UsageError `usage` as {@link readPromptFile}. */
