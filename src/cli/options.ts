@@ -1,5 +1,9 @@
-/** From flags to the library's options. What the library can check is left to it; what only a flag can get wrong is here. */
+/**
+ * From flags to the library's options. What the library can check is left to it, but asked for before anything is loaded;
+ * what only a flag can get wrong is here.
+ */
 
+import { checkGenerateOptions } from '../engine/options.ts';
 import type { GenerateOptions, LoadOptions } from '../engine/types.ts';
 import { UsageError } from '../errors.ts';
 import type { PlanOptions } from '../plan/plan.ts';
@@ -27,14 +31,14 @@ export function loadOptions(values: PlanValues, more: Pick<LoadOptions, 'onProgr
   return { ...planOptions(values), ...more };
 }
 
-/** @throws UsageError `usage` for a logit bias that does not read `ID±X`. */
+/** @throws UsageError `usage` for a value that the library would refuse, and a logit bias that does not read `ID±X`. */
 export function generateOptions(values: RunValues, signal: AbortSignal): GenerateOptions {
   const { predict, seed } = values;
   const kwargs = {
     ...(values['no-think'] === true ? { enable_thinking: false } : {}),
     ...values['chat-template-kwargs'],
   };
-  return given({
+  const options: GenerateOptions = given({
     maxTokens: predict === undefined || predict < 0 ? undefined : predict,
     stop: values.stop,
     temperature: values.temp,
@@ -50,6 +54,9 @@ export function generateOptions(values: RunValues, signal: AbortSignal): Generat
     chatTemplateKwargs: Object.keys(kwargs).length > 0 ? kwargs : undefined,
     signal,
   });
+  // A typing error should not cost a load.
+  checkGenerateOptions(options);
+  return options;
 }
 
 /** Without the options that nobody gave, so that the library sees only what was said. */

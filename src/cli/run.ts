@@ -63,7 +63,6 @@ export async function run(argv: readonly string[], context: Context, name: 'run'
   });
   let model: Model | undefined;
   try {
-    // Checked before the model is read: a typing error should not cost a load.
     const temp = values.temp ?? (name === 'start' ? 0 : undefined);
     const options = generateOptions({ ...values, temp }, controller.signal);
     model = await loadModel(values, context, controller.signal);

@@ -18,7 +18,6 @@ export function numberFrom(least: number, most = Infinity): Check {
 }
 
 export const finite: Check = (value) => (isNumber(value) ? undefined : 'a finite number');
-export const positive: Check = (value) => (isNumber(value) && value > 0 ? undefined : 'a number above 0');
 export const flag: Check = (value) => (typeof value === 'boolean' ? undefined : 'true or false');
 export const callback: Check = (value) => (typeof value === 'function' ? undefined : 'a function');
 export const plainObject: Check = (value) =>

@@ -2,7 +2,8 @@
 
 import { CorruptFileError } from '../errors.ts';
 import type { MetadataValue } from '../format/model-file.ts';
-import { type Check, finite, numberFrom, positive, wholeFrom } from './check.ts';
+import { type Check, finite, numberFrom, wholeFrom } from './check.ts';
+import { repeatFactor } from './options.ts';
 import type { SamplingOptions } from './types.ts';
 
 const PREFIX = 'general.sampling.';
@@ -22,7 +23,7 @@ const known: Readonly<Record<string, KnownKey>> = {
   top_p: { option: 'topP', check: numberFrom(0, 1) },
   min_p: { option: 'minP', check: numberFrom(0, 1) },
   penalty_last_n: { option: 'penaltyWindow', check: wholeFrom(-1) },
-  penalty_repeat: { option: 'repeatPenalty', check: positive },
+  penalty_repeat: { option: 'repeatPenalty', check: repeatFactor },
 };
 
 export interface FileSampling {

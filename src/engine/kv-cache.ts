@@ -81,7 +81,7 @@ export class Timeline {
       throw new OutOfMemoryError(
         `the KV cache is full: position ${this.#length + rows} needs ${more} more of its ${this.#pool.total} pages of ` +
           `${PAGE_ROWS} tokens, but ${this.#pool.free} are free and the other sessions hold the rest; dispose a session, ` +
-          'or load the model with a larger context',
+          'or load the model for more sessions or a longer context',
         { data: { pages: this.#pool.total, free: this.#pool.free, needed: more } },
       );
     }

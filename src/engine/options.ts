@@ -6,12 +6,10 @@ import {
   type Check,
   callback,
   checkOptions,
-  finite,
   flag,
   numberFrom,
   oneOf,
   plainObject,
-  positive,
   show,
   texts,
   wholeFrom,
@@ -26,6 +24,17 @@ const MAX_STOPS = 256;
 
 /** Most rows of a prompt in one run: buffers grow with them, and longer runs are no faster. */
 const MAX_BATCH = 8192;
+
+/**
+ * Most that a penalty or a bias adds to a logit, and most that the repetition penalty multiplies or divides it by: far
+ * beyond any use, and far from what overflows a logit, which would read as a fault of the model.
+ */
+const MAX_SHIFT = 1e6;
+const MAX_FACTOR = 1e6;
+
+const shift = numberFrom(-MAX_SHIFT, MAX_SHIFT);
+/** What a repetition penalty may be. */
+export const repeatFactor: Check = numberFrom(1 / MAX_FACTOR, MAX_FACTOR);
 
 const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
   device: oneOf('cpu', 'gpu', 'reference'),
@@ -46,9 +55,9 @@ const generateChecks: Readonly<Record<keyof GenerateOptions, Check>> = {
   topK: wholeFrom(0),
   topP: numberFrom(0, 1),
   minP: numberFrom(0, 1),
-  repeatPenalty: positive,
-  presencePenalty: finite,
-  frequencyPenalty: finite,
+  repeatPenalty: repeatFactor,
+  presencePenalty: shift,
+  frequencyPenalty: shift,
   penaltyWindow: wholeFrom(-1),
   logitBias: plainObject,
   seed: wholeFrom(0),
@@ -116,9 +125,9 @@ function biases(bias: Readonly<Record<number, number>>, vocabulary: number): (re
         data: { option: 'logitBias' },
       });
     }
-    if (typeof value !== 'number' || !(value < Infinity)) {
+    if (value !== -Infinity && shift(value) !== undefined) {
       throw new UsageError(
-        `logitBias: found ${show(value)} for token ${id}, expected a number, or -Infinity to ban it`,
+        `logitBias: found ${show(value)} for token ${id}, expected ${shift(value)}, or -Infinity to ban it`,
         { data: { option: 'logitBias' } },
       );
     }
@@ -160,7 +169,7 @@ function checkMessage(message: unknown, index: number): void {
 
 /** @throws UsageError `usage` for no tokens, and for an id outside the vocabulary */
 export function checkTokens(tokens: ArrayLike<number>, vocabulary: number): void {
-  if (!Array.isArray(tokens) && !ArrayBuffer.isView(tokens))
+  if (!Array.isArray(tokens) && (!ArrayBuffer.isView(tokens) || tokens instanceof DataView))
     throw new UsageError(`tokens: found ${show(tokens)}, expected an array of token ids`);
   if (tokens.length === 0) throw new UsageError('the prompt is empty: give at least one token');
   for (let index = 0; index < tokens.length; index++) {
