@@ -2,7 +2,7 @@
 
 import { basename } from 'node:path';
 import type { GenerateOptions, Model, Usage } from '../engine/types.ts';
-import { InternalError } from '../errors.ts';
+import { InternalError, UsageError } from '../errors.ts';
 import { collect, loadModel } from './answer.ts';
 import { describeFlags, parseFlags, refusePositional } from './args.ts';
 import { measureBandwidth } from './bandwidth.ts';
@@ -111,6 +111,7 @@ export async function measure(
   request: MeasureRequest,
 ): Promise<{ readonly prefill?: Series; readonly decode?: Series }> {
   const { repetitions, seed, signal } = request;
+  checkSizes(request, model.info.context);
   const random = tokenSource(model.info.vocabulary, seed);
   const runs = async (prompt: number, generated: number, rate: (usage: Usage) => number) => {
     const rates: number[] = [];
@@ -126,6 +127,20 @@ export async function measure(
       : {}),
     ...(decode > 0 ? { decode: series(decode, await runs(1, decode, (usage) => usage.decodeTokensPerSecond)) } : {}),
   };
+}
+
+/** @throws UsageError `usage` when a test's tokens, with the one that it begins or ends with, are more than the context. */
+function checkSizes({ prefill, decode }: MeasureRequest, context: number): void {
+  for (const [what, flag, tokens] of [
+    ['prefill', '-p', prefill],
+    ['decode', '-n', decode],
+  ] as const) {
+    if (tokens < context) continue;
+    throw new UsageError(
+      `the ${what} test of ${tokens} tokens (${flag}) needs a context of ${tokens + 1}, and the model has ${context}; ` +
+        'choose fewer tokens, or a longer context with -c',
+    );
+  }
 }
 
 /** One generation in a session of its own, so that nothing is reused. */

@@ -347,6 +347,9 @@ for (const [line, message] of [
   ['run What', /unexpected argument "What": a prompt goes after -p/],
   ['run model.gguf', /a model goes after -m/],
   ['run -p x --logit-bias 5', /--logit-bias expects a token id, a sign and a number.*found "5"/],
+  ['run -p x --repeat-penalty 0', /repeatPenalty: found 0, expected a number from 0\.000001 to 1000000/],
+  ['run -p x --presence-penalty -1e308', /presencePenalty: found -1e\+308, expected a number from -1000000/],
+  ['run -p x --stop=', /stop: found an array of 1, expected .*texts of 1 to 4096/],
   ['rnu', /unknown command "rnu"; did you mean run\?/],
   ['frobnicate', /unknown command "frobnicate"; there are start, run, inspect, plan, bench/],
   ['-p hello', /a command comes first, found -p; try conclave run -p hello/],
@@ -359,6 +362,27 @@ for (const [line, message] of [
     assert.match(err(), message);
     assert.match(err(), /^conclave: [^\n]+\n$/);
     assert.equal(out(), '');
+  });
+}
+
+test('options are checked before a model is loaded', async () => {
+  const { library, asked } = fakeLibrary(() => ['x']);
+  const { context } = world(library);
+  assert.equal(await main(['run', '-p', 'x', '--repeat-penalty', '0'], context), 2);
+  assert.equal(await main(['run', '-p', 'x', '--frequency-penalty', '1e7'], context), 2);
+  assert.deepEqual(asked, []);
+});
+
+for (const [flags, message] of [
+  [['-p', '9007199254740991'], /the prefill test of 9007199254740991 tokens \(-p\) needs a context of/],
+  [['-p', '0', '-n', '5000'], /the decode test of 5000 tokens \(-n\) needs a context of 5001, and the model has \d+/],
+] as const) {
+  test(`bench ${flags.join(' ')} does not fit the context: a usage error before anything is computed`, async () => {
+    const { library, asked } = fakeLibrary(() => ['x']);
+    const { context, err } = world(library);
+    assert.equal(await main(['bench', ...flags, '-r', '1'], context), 2);
+    assert.match(err(), message);
+    assert.deepEqual([asked[0]!.prompts, asked[0]!.disposed], [[], 1]);
   });
 }
 
