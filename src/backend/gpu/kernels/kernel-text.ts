@@ -76,10 +76,7 @@ export function rowsOf({ shape }: Weight): number {
   return shape.length < 2 ? 1 : (shape.at(-2) as number);
 }
 
-/**
- * Lines of `source`, once for each number below `count`, with the number in place of `name`.
- * For what must stay in registers: an array that is indexed by a variable may not.
- */
+/** A line for each number below `count`: what must stay in registers cannot be an array that a variable indexes. */
 export function unrolled(count: number, line: (i: number) => string): string {
   return Array.from({ length: count }, (_, i) => line(i)).join('\n');
 }
@@ -98,32 +95,28 @@ export function spread(count: number): readonly [x: number, y: number] {
 }
 
 /**
- * WGSL of `fn NAME(row: u32, v: u32) -> vec4f`: columns 4v … 4v + 3 of a row of `source`, zero beyond `columns`.
- * `type` is what the source is an array of: whole vectors where rows are made of them.
+ * WGSL of `fn inputAt(row: u32, v: u32) -> vec4f`: columns 4v … 4v + 3 of a row of `x`, zero beyond `columns`.
+ * `type` is what `x` is an array of: whole vectors where rows are made of them.
  */
-export function rowReader(
-  name: string,
-  source: string,
-  columns: number,
-): { readonly type: string; readonly code: string } {
+export function rowReader(columns: number): { readonly type: string; readonly code: string } {
   if (columns % 4 === 0) {
     const vectors = columns / 4;
     return {
       type: 'vec4f',
       code: /* wgsl */ `
-fn ${name}(row: u32, v: u32) -> vec4f {
+fn inputAt(row: u32, v: u32) -> vec4f {
   if (v >= ${vectors}u) { return vec4f(); }
-  return ${source}[row * ${vectors}u + v];
+  return x[row * ${vectors}u + v];
 }`,
     };
   }
   return {
     type: 'f32',
     code: /* wgsl */ `
-fn ${name}(row: u32, v: u32) -> vec4f {
+fn inputAt(row: u32, v: u32) -> vec4f {
   var found = vec4f();
   for (var i = 0u; i < 4u; i++) {
-    if (4u * v + i < ${columns}u) { found[i] = ${source}[row * ${columns}u + 4u * v + i]; }
+    if (4u * v + i < ${columns}u) { found[i] = x[row * ${columns}u + 4u * v + i]; }
   }
   return found;
 }`,

@@ -61,13 +61,15 @@ function emitProduct(operation: LinearOperation | HeadOperation, builder: Builde
   if (head || mode === 'step') {
     emitMatVec(builder, mode, { ...product, weights: [{ weight, bias: product.bias }], wanted: head });
   } else {
-    emitTiled(builder, product);
+    emitTiled(builder, { ...product, input: { kind: 'value', name: input, access: 'read' } });
   }
 }
 
 export interface TiledProduct {
   readonly label: string;
-  readonly input: string;
+  readonly input: Exclude<Binding, { kind: 'weight' }>;
+  /** How rows are read, where they do not follow each other without gaps. */
+  readonly reader?: { readonly type: string; readonly code: string };
   readonly output: Exclude<Binding, { kind: 'weight' }>;
   /** f32 of an output row, of which the weight's rows are the first. */
   readonly outputWidth: number;
@@ -79,9 +81,9 @@ export interface TiledProduct {
 export function emitTiled(builder: Builder, product: TiledProduct): void {
   const { label, input, output, outputWidth, weight, bias } = product;
   const rows = rowsOf(weight);
-  const reader = rowReader('inputAt', 'x', columnsOf(weight));
+  const reader = product.reader ?? rowReader(columnsOf(weight));
   const text = new KernelText()
-    .bind({ kind: 'value', name: input, access: 'read' }, 'x', reader.type)
+    .bind(input, 'x', reader.type)
     .bind(output, 'y', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
   const matrix = text.matrix(weight);

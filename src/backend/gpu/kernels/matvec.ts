@@ -26,6 +26,8 @@ export interface MatVec {
   readonly output: Exclude<Binding, { kind: 'weight' }>;
   /** f32 of an output row; the weights' rows stand one after the other in it. */
   readonly outputWidth: number;
+  /** Where in an output row the first weight's rows begin; 0 if it is not said. */
+  readonly outputOffset?: number;
   /** Matrices of the same columns. */
   readonly weights: readonly { readonly weight: Weight; readonly bias?: string }[];
   /** Whether the rows are those whose logits are wanted. */
@@ -53,7 +55,7 @@ export function emitMatVec(builder: Builder, mode: Mode, product: MatVec): void 
 
 function matVecKernel(
   builder: Builder,
-  { input, output, outputWidth, weights, wanted }: MatVec,
+  { input, output, outputWidth, outputOffset = 0, weights, wanted }: MatVec,
   tile: number,
 ): Pick<Dispatch, 'code' | 'bindings'> & { readonly groups: number } {
   const columns = columnsOf((weights[0] as { weight: Weight }).weight);
@@ -67,13 +69,13 @@ function matVecKernel(
   const groupRows = teams * each;
   const staged = Math.min(STAGED / 8 / tile, Math.ceil(blocks / 16) * 16);
 
-  const reader = rowReader('inputAt', 'x', columns);
+  const reader = rowReader(columns);
   const text = new KernelText()
     .bind({ kind: 'value', name: input, access: 'read' }, 'x', reader.type)
     .bind(output, 'y', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
   let firstGroup = 0;
-  let firstRow = 0;
+  let firstRow = outputOffset;
   const segments = weights.map(({ weight, bias }) => {
     const matrix = text.matrix(weight);
     const biasName = bias === undefined ? undefined : `bias${text.bindings.length}`;

@@ -1,0 +1,140 @@
+/**
+ * Which experts a row takes and with what weights: a workgroup a row. An expert's rank is how many others go before it, so
+ * that the choice takes no rounds and ties go to the lower index.
+ */
+
+import type { Mode } from '../../kernel.ts';
+import { KernelText } from './kernel-text.ts';
+import { buffer, type MoeLayer, sigmoidCode } from './moe-layer.ts';
+
+/** A NaN that no compiler can fold away: it is only ever written as bits. */
+const NAN_BITS = '0x7fc00000u';
+
+export function emitRoute(layer: MoeLayer, mode: Mode): void {
+  const { operation, builder, logits, logitsWidth, route, routeWidth } = layer;
+  const { moe, prefix } = operation;
+  const { experts, used, router } = moe;
+  const { gating, groups, selectionBias, normalise, scale } = router;
+  const text = new KernelText()
+    .bind(buffer(logits, 'read'), 'logits', 'f32')
+    .bind(buffer(route, 'write'), 'route', 'u32')
+    .bind({ kind: 'step' }, 'step', 'u32');
+  if (selectionBias) text.vector(`${prefix}.selectionBias`, 'bias');
+  const softmax = gating === 'softmax';
+  const threads = Math.min(256, Math.max(64, Math.ceil(experts / 64) * 64));
+  const each = (body: string) => `  for (var e = tid; e < ${experts}u; e += ${threads}u) {\n${body}\n  }`;
+  const allowed = (e: string) => (groups === undefined ? 'true' : `kept[${e} / ${experts / groups.count}u] != 0u`);
+  const code = text.code(/* wgsl */ `
+${sigmoidCode}
+// What the choice compares, and what weights are made of.
+var<workgroup> ranks: array<f32, ${experts}>;
+var<workgroup> scores: array<f32, ${experts}>;
+var<workgroup> picked: array<u32, ${used}>;
+var<workgroup> bad: atomic<u32>;
+${
+  groups === undefined
+    ? ''
+    : `var<workgroup> groupRanks: array<f32, ${groups.count}>;
+var<workgroup> kept: array<u32, ${groups.count}>;`
+}
+fn check(x: f32) { if ((bitcast<u32>(x) & 0x7f800000u) == 0x7f800000u) { atomicStore(&bad, 1u); } }
+
+@compute @workgroup_size(${threads})
+fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
+  let t = wg.x;
+  if (t >= step[${builder.step.rows}u]) { return; }
+${each(`    let logit = logits[t * ${logitsWidth}u + e];
+    check(logit);
+    ranks[e] = logit;
+    ${softmax ? '' : `scores[e] = sigmoid(logit);`}`)}
+  workgroupBarrier();
+${
+  softmax
+    ? `  var top = ranks[0];
+  for (var e = 1u; e < ${experts}u; e++) { top = max(top, ranks[e]); }
+${each('    scores[e] = exp(ranks[e] - top);')}
+  workgroupBarrier();
+  var sum = 0.0;
+  for (var e = 0u; e < ${experts}u; e++) { sum += scores[e]; }`
+    : '  let sum = 1.0;'
+}
+${
+  softmax && !selectionBias
+    ? ''
+    : `${each(`    let rank = scores[e] / sum${selectionBias ? ' + bias[e]' : ''};
+    check(rank);
+    ranks[e] = rank;`)}
+  workgroupBarrier();`
+}
+${groups === undefined ? '' : keepGroups(experts / groups.count, groups, threads)}
+${each(`    let own = ranks[e];
+    var place = 0u;
+    for (var o = 0u; o < ${experts}u; o++) {
+      let other = ranks[o];
+      if ((other > own || (other == own && o < e)) && ${allowed('o')}) { place++; }
+    }
+    if (place < ${used}u && ${allowed('e')}) { picked[place] = e; }`)}
+  workgroupBarrier();
+  if (tid < ${used}u) {
+    var total = 0.0;
+    for (var k = 0u; k < ${used}u; k++) { total += scores[picked[k]] / sum; }
+    var weight = scores[picked[tid]] / sum;
+    ${normalise ? 'if (total > 1e-20) { weight /= total; }' : ''}
+    weight *= ${f32Literal(scale)};
+    // A row that cannot be routed makes NaN of its output, where it is found: it is never given to some expert.
+    let lost = atomicLoad(&bad) != 0u;
+    route[t * ${routeWidth}u + tid] = select(picked[tid], tid, lost);
+    route[t * ${routeWidth}u + ${used}u + tid] = select(bitcast<u32>(weight), ${NAN_BITS}, lost);
+  }
+  ${
+    moe.shared === undefined
+      ? ''
+      : `if (tid == 0u) {
+    route[t * ${routeWidth}u + ${2 * used}u] = ${moe.shared.gated ? `bitcast<u32>(sigmoid(logits[t * ${logitsWidth}u + ${experts}u]))` : 'bitcast<u32>(1.0)'};
+  }`
+  }
+}`);
+  builder.dispatch(mode, {
+    label: `${prefix} choice`,
+    code,
+    bindings: text.bindings,
+    workgroups: (run) => [run.rows, 1, 1],
+  });
+}
+
+/** Groups are ranked by their best or two best members, and kept as experts are picked. */
+function keepGroups(
+  size: number,
+  groups: { readonly count: number; readonly used: number; readonly rankedBy: 'best' | 'twoBest' },
+  threads: number,
+): string {
+  const two = groups.rankedBy === 'twoBest' && size > 1;
+  const each = (body: string) =>
+    `  for (var g = tid; g < ${groups.count}u; g += ${threads}u) {\n${body}\n  }\n  workgroupBarrier();`;
+  return /* wgsl */ `
+${each(`    var first = ranks[g * ${size}u];
+    ${
+      two
+        ? `var second = ranks[g * ${size}u + 1u];
+    if (second > first) { let swap = first; first = second; second = swap; }`
+        : ''
+    }
+    for (var i = ${two ? 2 : 1}u; i < ${size}u; i++) {
+      let rank = ranks[g * ${size}u + i];
+      if (rank > first) { ${two ? 'second = first; ' : ''}first = rank; }${two ? ' else if (rank > second) { second = rank; }' : ''}
+    }
+    groupRanks[g] = first${two ? ' + second' : ''};`)}
+${each(`    let own = groupRanks[g];
+    var place = 0u;
+    for (var o = 0u; o < ${groups.count}u; o++) {
+      let other = groupRanks[o];
+      if (other > own || (other == own && o < g)) { place++; }
+    }
+    kept[g] = select(0u, 1u, place < ${groups.used}u);`)}`;
+}
+
+/** An f32 as WGSL writes it, exactly. */
+export function f32Literal(x: number): string {
+  const text = String(Math.fround(x));
+  return /[.e]/.test(text) ? `${text}f` : `${text}.0f`;
+}
