@@ -1,0 +1,246 @@
+/**
+ * Laws 3 and 4 for attention on the GPU: both kinds of cache against the reference over head widths, sharing of key heads,
+ * page borders and scattered pages; and no bit of a row depends on chunks, on neighbours or on where its pages lie.
+ */
+
+import assert from 'node:assert/strict';
+import { describe, test } from 'node:test';
+import type { Step } from '../../src/backend/backend.ts';
+import { gpuRows } from '../../src/backend/gpu/rows.ts';
+import type { CacheType, Mode } from '../../src/backend/kernel.ts';
+import type { Operation } from '../../src/model/graph.ts';
+import type { LayerSpec } from '../../src/model/spec.ts';
+import { formatOf } from '../../src/quant/index.ts';
+import type { DeviceOptions } from '../support/device.ts';
+import { gaussians, random } from './support/blocks.ts';
+import { near, ROWS, sameBits } from './support/compare.ts';
+import { onGpu } from './support/on-gpu.ts';
+import { onReference, type Running, type Tiny, tinyGraph, tinyPlan } from './support/tiny-graph.ts';
+
+interface Shape {
+  readonly heads: number;
+  readonly kvHeads: number;
+  readonly headDim: number;
+  readonly valueDim: number;
+}
+
+/** Query heads a key head: 1 to 32, in one tile and in several; widths that fill no slice, and the widest. */
+const shapes: readonly Shape[] = [
+  { heads: 1, kvHeads: 1, headDim: 4, valueDim: 4 },
+  { heads: 5, kvHeads: 1, headDim: 20, valueDim: 12 },
+  { heads: 32, kvHeads: 1, headDim: 16, valueDim: 64 },
+  { heads: 16, kvHeads: 2, headDim: 128, valueDim: 128 },
+  { heads: 3, kvHeads: 3, headDim: 132, valueDim: 20 },
+  { heads: 12, kvHeads: 4, headDim: 64, valueDim: 132 },
+  { heads: 62, kvHeads: 2, headDim: 4, valueDim: 8 },
+  { heads: 5, kvHeads: 1, headDim: 256, valueDim: 256 },
+];
+
+type Inputs = Readonly<Record<'query' | 'key' | 'value', Float32Array<ArrayBuffer>>>;
+
+function inputsOf({ heads, kvHeads, headDim, valueDim }: Shape, seed: number): Inputs {
+  const next = random(seed);
+  const values = gaussians(ROWS * kvHeads * valueDim, next);
+  // Some rows of zeros, and an outlier here and there.
+  for (let i = 0; i < values.length; i++) {
+    if (Math.floor(i / (kvHeads * valueDim)) % 9 === 4) values[i] = 0;
+    else if (i % 97 === 13) values[i] = 300 * (values[i] as number);
+  }
+  return {
+    query: gaussians(ROWS * heads * headDim, next) as Float32Array<ArrayBuffer>,
+    key: gaussians(ROWS * kvHeads * headDim, next) as Float32Array<ArrayBuffer>,
+    value: values as Float32Array<ArrayBuffer>,
+  };
+}
+
+/** As f16 holds them: a cache of f16 then loses nothing. */
+function roundedToF16(values: Float32Array<ArrayBuffer>): Float32Array<ArrayBuffer> {
+  const bytes = new Uint8Array(values.length * 2);
+  const format = formatOf('F16');
+  format.encode?.(values, 0, bytes, 0, values.length);
+  const rounded = new Float32Array(values.length);
+  format.decode(bytes, 0, rounded, 0, values.length);
+  return rounded;
+}
+
+function attentionOver(shape: Shape, inputs: Inputs): Tiny {
+  const { heads, headDim, valueDim } = shape;
+  const scale = 1 / Math.sqrt(headDim);
+  const operation: Operation = {
+    kind: 'attention',
+    layer: 0,
+    query: 'query',
+    key: 'key',
+    value: 'value',
+    ...shape,
+    scale,
+    output: 'y',
+  };
+  const layer: LayerSpec = {
+    attention: {
+      ...shape,
+      scale,
+      norm: { epsilon: 1e-6 },
+      bias: { query: false, key: false, value: false, output: false },
+    },
+    feedForward: { kind: 'dense', norm: { epsilon: 1e-6 }, inner: 0, activation: 'silu' },
+  };
+  return tinyGraph({
+    rows: ROWS,
+    inputs: { ...inputs },
+    operations: [operation],
+    widths: { y: heads * valueDim },
+    output: 'y',
+    layers: [layer],
+  });
+}
+
+/** Sequences by their pages; which token stands at a position. All lie scattered among 12 pages. */
+const sequences = {
+  long: { pages: [5, 2, 9, 7], token: (position: number) => position },
+  middle: { pages: [0, 8], token: (position: number) => 199 - position },
+  short: { pages: [3], token: (position: number) => 50 + 3 * position },
+} as const;
+type SequenceName = keyof typeof sequences;
+const names = ['long', 'middle', 'short'] as const;
+const lengths: Readonly<Record<SequenceName, number>> = { long: ROWS, middle: 100, short: 3 };
+
+interface Row {
+  readonly sequence: SequenceName;
+  readonly position: number;
+}
+
+const run = (sequence: SequenceName, first: number, end: number): Row[] =>
+  Array.from({ length: end - first }, (_, i) => ({ sequence, position: first + i }));
+
+function stepOf(
+  mode: Mode,
+  rows: readonly Row[],
+  pagesOf: (name: SequenceName) => readonly number[] = (name) => sequences[name].pages,
+): Step {
+  const used = [...new Set(rows.map(({ sequence }) => sequence))];
+  return {
+    mode,
+    tokens: Int32Array.from(rows, ({ sequence, position }) => sequences[sequence].token(position)),
+    positions: Int32Array.from(rows, ({ position }) => position),
+    sequences: Int32Array.from(rows, ({ sequence }) => used.indexOf(sequence)),
+    pageTables: used.map((name) => Int32Array.from(pagesOf(name))),
+    wanted: new Int32Array(0),
+  };
+}
+
+const options = (cache: CacheType, more: DeviceOptions = {}): DeviceOptions => ({ cache, sessions: 3, ...more });
+
+/** Every row of every sequence, each sequence as one prompt. */
+async function wholePrompts({ run: runStep }: Running): Promise<Record<SequenceName, Float32Array>> {
+  const values: Partial<Record<SequenceName, Float32Array>> = {};
+  for (const name of names) values[name] = await runStep(stepOf('prompt', run(name, 0, lengths[name])));
+  return values as Record<SequenceName, Float32Array>;
+}
+
+/** Positions on both sides of page borders. */
+const edges = [0, 1, 2, 3, 62, 63, 64, 65, 127, 128, 129, 130, 191, 192, 199];
+
+async function checkAttention(shape: Shape, inputs: Inputs, cache: CacheType, tolerance: number): Promise<void> {
+  const tiny = attentionOver(shape, inputs);
+  const expected = await onReference(tiny, options(cache), wholePrompts);
+  const width = shape.heads * shape.valueDim;
+  const what = JSON.stringify(shape);
+  const planned = tinyPlan(tiny, { ...options(cache), device: 'gpu' }).operations.at(-1)?.rows;
+  assert.deepEqual(planned, { prompt: `attention-${cache}`, step: `attention-${cache}` });
+  const rowOf = (values: Float32Array, position: number) => values.subarray(position * width, (position + 1) * width);
+  await onGpu(tiny, options(cache), async (gpu) => {
+    const base = await wholePrompts(gpu);
+    for (const name of names) near(base[name], expected[name], tolerance, `${what}, ${name}`);
+
+    const together = [...run('long', 150, 200), ...run('middle', 0, 100), ...run('short', 0, 3)];
+    const mixed = await gpu.run(stepOf('prompt', together));
+    together.forEach(({ sequence, position }, i) => {
+      sameBits(rowOf(mixed, i), rowOf(base[sequence], position), `${what}: prompt row ${position} of ${sequence}`);
+    });
+
+    // Steps have an order of their own, so their rows are held to the reference and to each other.
+    const alone = new Map<number, Float32Array>();
+    for (const position of edges) {
+      alone.set(position, await gpu.run(stepOf('step', run('long', position, position + 1))));
+    }
+    near(
+      Float32Array.from(edges.flatMap((position) => [...(alone.get(position) as Float32Array)])),
+      Float32Array.from(edges.flatMap((position) => [...rowOf(expected.long, position)])),
+      tolerance,
+      `${what}, steps`,
+    );
+    const others: Row[] = [
+      { sequence: 'short', position: 2 },
+      { sequence: 'middle', position: 99 },
+    ];
+    const batch = [...others, ...edges.map((position): Row => ({ sequence: 'long', position }))];
+    const batched = await gpu.run(stepOf('step', batch));
+    batch.forEach(({ sequence, position }, i) => {
+      if (sequence !== 'long') return;
+      sameBits(rowOf(batched, i), alone.get(position) as Float32Array, `${what}: step row ${position} in a batch`);
+    });
+    for (const [i, other] of others.entries()) {
+      sameBits(await gpu.run(stepOf('step', [other])), rowOf(batched, i), `${what}: ${other.sequence} alone`);
+    }
+    const verify = await gpu.run(stepOf('step', run('long', 136, 200)));
+    for (const position of edges.filter((at) => at >= 136)) {
+      sameBits(rowOf(verify, position - 136), alone.get(position) as Float32Array, `${what}: row ${position}, verify`);
+    }
+
+    // In other pages, in chunks; the pages still hold what the runs above left there.
+    let at = 0;
+    const chunks = new Float32Array(base.long.length);
+    for (const size of [1, 2, 60, 1, 1, 64, 65, 6]) {
+      chunks.set(await gpu.run(stepOf('prompt', run('long', at, at + size), () => [11, 10, 6, 4])), at * width);
+      at += size;
+    }
+    assert.equal(at, ROWS);
+    sameBits(chunks, base.long, `${what}: chunks, in other pages`);
+    for (const position of edges) {
+      const step = stepOf('step', run('long', position, position + 1), () => [11, 10, 6, 4]);
+      sameBits(await gpu.run(step), alone.get(position) as Float32Array, `${what}: step row ${position}, other pages`);
+    }
+  });
+}
+
+for (const row of gpuRows.filter(({ operation }) => operation === 'attention')) {
+  const cache = (['f16', 'f32'] as const).find((type) => row.name === `attention-${type}`) as CacheType;
+  describe(row.name, () => {
+    for (const [index, shape] of shapes.entries()) {
+      const { heads, kvHeads, headDim, valueDim } = shape;
+      test(`${heads} heads on ${kvHeads} of ${headDim} and ${valueDim}`, async () => {
+        await checkAttention(shape, inputsOf(shape, index), cache, row.tolerance.relativeRms);
+      });
+    }
+
+    test('loses nothing but what its cache rounds', async () => {
+      const shape = shapes[1] as Shape;
+      const inputs = inputsOf(shape, 9);
+      const held = { ...inputs, key: roundedToF16(inputs.key), value: roundedToF16(inputs.value) };
+      await checkAttention(shape, held, cache, 2e-6);
+    });
+
+    test('survives scores that would overflow an exponential, and scores that are all alike', async () => {
+      const shape: Shape = { heads: 2, kvHeads: 1, headDim: 4, valueDim: 4 };
+      const inputs = inputsOf(shape, 3);
+      const key = inputs.key.map((x) => Math.fround(100 * x));
+      for (const [query, tolerance] of [
+        [inputs.query.map((x) => 20 * x), 2e-2],
+        [new Float32Array(inputs.query.length), row.tolerance.relativeRms],
+      ] as const) {
+        const tiny = attentionOver(shape, { query: query as Float32Array<ArrayBuffer>, key, value: inputs.value });
+        const expected = await onReference(tiny, options(cache), wholePrompts);
+        await onGpu(tiny, options(cache), async (gpu) => {
+          near((await wholePrompts(gpu)).long, expected.long, tolerance, 'scores in the thousands');
+          near(
+            await gpu.run(stepOf('step', run('long', 136, 200))),
+            expected.long.subarray(136 * 8),
+            tolerance,
+            'scores in the thousands, steps',
+          );
+        });
+      }
+    });
+  });
+}
