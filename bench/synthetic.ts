@@ -4,7 +4,7 @@
  *     node bench/synthetic.ts qwen3-30b-a3b-6l model.gguf
  */
 
-import { shapes } from './synthetic/shapes.ts';
+import { shapes } from '../src/synthetic/shapes.ts';
 import { writeSynthetic } from './synthetic/write.ts';
 
 const [name, path, ...rest] = process.argv.slice(2);

@@ -1,30 +1,28 @@
 /** What every command that generates shares: loading with a bar, the stream of an answer, and the line of figures after it. */
 
-import { basename } from 'node:path';
 import { styleText } from 'node:util';
 import type { Model, Part } from '../engine/types.ts';
 import { InternalError } from '../errors.ts';
-import { bundledModel, type Context, write } from './context.ts';
+import { type Context, write } from './context.ts';
 import { printable, showPlural, showRate } from './format.ts';
-import { loadOptions, type PlanValues } from './options.ts';
+import { loadOptions, modelNameOf, modelOf, type PlanValues } from './options.ts';
 import { startProgress } from './progress.ts';
 
 /** Loads with a bar on a terminal. */
 export async function loadModel(
-  values: PlanValues & { readonly model?: string; readonly json?: boolean },
+  values: PlanValues & { readonly model?: string; readonly synthetic?: string; readonly json?: boolean },
   context: Context,
   signal: AbortSignal,
 ): Promise<Model> {
-  const path = values.model ?? bundledModel;
   const { load } = await context.library();
   const progress = startProgress(context.stderr);
   let loaded = false;
   try {
-    const model = await load(path, loadOptions(values, { signal, onProgress: progress.update }));
+    const model = await load(modelOf(values), loadOptions(values, { signal, onProgress: progress.update }));
     loaded = true;
     return model;
   } finally {
-    progress.finish(loaded && values.json !== true ? printable(basename(path)) : undefined);
+    progress.finish(loaded && values.json !== true ? modelNameOf(values) : undefined);
   }
 }
 

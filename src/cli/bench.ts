@@ -1,19 +1,20 @@
 /** `conclave bench`: prefill and decode speed over several runs, and how much of the machine's memory bandwidth they use. */
 
-import { basename } from 'node:path';
 import type { GenerateOptions, Model, Usage } from '../engine/types.ts';
 import { InternalError, UsageError } from '../errors.ts';
 import { collect, loadModel } from './answer.ts';
 import { describeFlags, parseFlags, refusePositional } from './args.ts';
 import { measureBandwidth } from './bandwidth.ts';
-import { bundledModel, type Context, write } from './context.ts';
+import { type Context, write } from './context.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
 import { benchFlags } from './flags.ts';
-import { columns, printable, showBytes, showPlural, showRate, showTime, toJson } from './format.ts';
+import { columns, showBytes, showPlural, showRate, showTime, toJson } from './format.ts';
+import { modelNameOf } from './options.ts';
 
 export const benchHelp = `Measure prefill and decode speed.
 
   conclave bench -m model.gguf -p 512 -n 128 -r 5
+  conclave bench --synthetic qwen3-30b-a3b-6l
 
 Prefill: a prompt of random token ids in an empty session. Decode: tokens generated greedily after a prompt of one
 random token, the end-of-text token ending nothing. A warm-up run of each comes first and does not count.
@@ -88,7 +89,7 @@ export async function bench(argv: readonly string[], context: Context): Promise<
         : { bandwidthShare: (measured.decode.median * bytesPerToken) / bandwidth.bytesPerSecond }),
       peakMemoryBytes,
     };
-    const name = printable(basename(values.model ?? bundledModel));
+    const name = modelNameOf(values);
     await write(context.stdout, values.json === true ? `${toJson(result)}\n` : describeBench(name, result));
     return 0;
   } finally {

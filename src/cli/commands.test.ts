@@ -5,6 +5,7 @@ import { PassThrough } from 'node:stream';
 import { test } from 'node:test';
 import type { GenerateOptions, LoadOptions, Model, Part, Prompt, Session } from '../engine/types.ts';
 import { CorruptFileError, Refusal, UsageError } from '../errors.ts';
+import type { SourceInput } from '../format/source.ts';
 import type { Plan } from '../plan/plan.ts';
 import { series, tokenSource } from './bench.ts';
 import { main } from './commands.ts';
@@ -32,7 +33,7 @@ const plan: Plan = {
 };
 
 interface Asked {
-  readonly source: string;
+  readonly source: SourceInput;
   readonly load: LoadOptions;
   readonly prompts: { prompt: Prompt; options: GenerateOptions }[];
   sessions: number;
@@ -241,7 +242,7 @@ test('start asks the default question greedily, whatever standard input is, and 
   assert.equal(await main(['start'], world(library).context), 0);
   assert.equal(await main(['start', '-p', 'Else?', '--temp', '1'], world(library).context), 0);
   assert.deepEqual(asked[0]!.prompts[0]!.prompt, [{ role: 'user', content: DEFAULT_QUESTION }]);
-  assert.match(asked[0]!.source, /lexicon-glm4moe-Q4_K_M\.gguf$/);
+  assert.match(String(asked[0]!.source), /lexicon-glm4moe-Q4_K_M\.gguf$/);
   assert.equal(asked[0]!.prompts[0]!.options.temperature, 0);
   assert.deepEqual(asked[1]!.prompts[0]!.prompt, [{ role: 'user', content: 'Else?' }]);
   assert.equal(asked[1]!.prompts[0]!.options.temperature, 1);

@@ -2,12 +2,13 @@
 
 import { fileURLToPath } from 'node:url';
 import type { LoadOptions, Model, ModelInfo } from '../engine/types.ts';
+import type { SourceInput } from '../format/source.ts';
 import type { Plan, PlanOptions } from '../plan/plan.ts';
 
 /** The part of the public API that the commands use. */
 export interface Library {
-  load(source: string, options?: LoadOptions): Promise<Model>;
-  planModel(source: string, options?: PlanOptions): Promise<{ readonly plan: Plan; readonly info: ModelInfo }>;
+  load(source: SourceInput, options?: LoadOptions): Promise<Model>;
+  planModel(source: SourceInput, options?: PlanOptions): Promise<{ readonly plan: Plan; readonly info: ModelInfo }>;
 }
 
 export interface OutputStream extends NodeJS.WritableStream {

@@ -1,5 +1,6 @@
 /** Every flag of the command line, once, and which command takes which. Help and the argument tests walk these tables. */
 
+import { shapes } from '../synthetic/shapes.ts';
 import type { FlagTable } from './args.ts';
 
 export const flags = {
@@ -8,6 +9,11 @@ export const flags = {
     kind: 'text',
     value: 'FILE',
     about: 'a GGUF file or its http(s) address (default: the bundled one)',
+  },
+  synthetic: {
+    kind: 'text',
+    value: 'SHAPE',
+    about: `random weights instead of a file: ${Object.keys(shapes).join(', ')}`,
   },
   prompt: { short: 'p', kind: 'text', value: 'TEXT', about: 'what to say to the model; without it: a chat' },
   file: { short: 'f', kind: 'text', value: 'FILE', about: 'read the prompt from a file; - is standard input' },
@@ -107,12 +113,13 @@ export const runFlags = pick([
   ...output,
 ]);
 
-export const planFlags = pick(['model', ...placement, ...output]);
+export const planFlags = pick(['model', 'synthetic', ...placement, ...output]);
 
 export const inspectFlags = pick(['model', 'ignore-key', ...output]);
 
 export const benchFlags = pick([
   'model',
+  'synthetic',
   'prompt-tokens',
   'decode-tokens',
   'repetitions',

@@ -3,14 +3,22 @@
  * what only a flag can get wrong is here.
  */
 
+import { basename } from 'node:path';
 import { checkGenerateOptions } from '../engine/options.ts';
 import type { GenerateOptions, LoadOptions } from '../engine/types.ts';
 import { UsageError } from '../errors.ts';
+import type { SourceInput } from '../format/source.ts';
 import type { PlanOptions } from '../plan/plan.ts';
+import { syntheticModel } from '../synthetic/source.ts';
 import type { ParsedArguments } from './args.ts';
+import { bundledModel } from './context.ts';
 import type { planFlags, runFlags } from './flags.ts';
+import { printable } from './format.ts';
 
-export type PlanValues = Omit<ParsedArguments<typeof planFlags>['values'], 'model' | 'json' | 'verbose' | 'help'>;
+export type PlanValues = Omit<
+  ParsedArguments<typeof planFlags>['values'],
+  'model' | 'synthetic' | 'json' | 'verbose' | 'help'
+>;
 type RunValues = ParsedArguments<typeof runFlags>['values'];
 
 /** What `plan`, `run` and `bench` ask of the plan. */
@@ -77,4 +85,19 @@ function readBiases(texts: readonly string[]): Record<number, number> {
     biases[Number(id)] = /inf/i.test(bias) ? Number(`${bias[0]}Infinity`) : Number(bias);
   }
   return biases;
+}
+
+/** What a command loads: a shape of random weights, a file, or the bundled model. @throws UsageError `usage` */
+export function modelOf(values: { readonly model?: string; readonly synthetic?: string }): SourceInput {
+  const { model, synthetic } = values;
+  if (synthetic === undefined) return model ?? bundledModel;
+  if (model !== undefined) throw new UsageError('--synthetic stands in for a model: leave --model out');
+  return syntheticModel(synthetic);
+}
+
+/** How it is called where results are shown. */
+export function modelNameOf(values: { readonly model?: string; readonly synthetic?: string }): string {
+  return printable(
+    values.synthetic === undefined ? basename(values.model ?? bundledModel) : `synthetic ${values.synthetic}`,
+  );
 }

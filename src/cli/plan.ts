@@ -2,11 +2,11 @@
 
 import { explain } from '../plan/explain.ts';
 import { describeFlags, parseFlags, refusePositional } from './args.ts';
-import { bundledModel, type Context, write } from './context.ts';
+import { type Context, write } from './context.ts';
 import type { ExitCode } from './fail.ts';
 import { planFlags } from './flags.ts';
 import { printable, toJson } from './format.ts';
-import { planOptions } from './options.ts';
+import { modelOf, planOptions } from './options.ts';
 
 export const planHelp = `Show what would run where, with which kernels, in how many bytes. No weight is loaded.
 
@@ -24,10 +24,10 @@ export async function plan(argv: readonly string[], context: Context): Promise<E
     await write(context.stdout, planHelp);
     return 0;
   }
-  const [path = values.model ?? bundledModel, ...more] = positionals;
+  const [path, ...more] = positionals;
   refusePositional(values.model === undefined ? more : positionals);
   const { planModel } = await context.library();
-  const { plan: made } = await planModel(path, planOptions(values));
+  const { plan: made } = await planModel(modelOf({ model: path, ...values }), planOptions(values));
   await write(context.stdout, values.json === true ? `${toJson(made)}\n` : `${printable(explain(made))}\n`);
   return 0;
 }

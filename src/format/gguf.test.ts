@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { meta, writeGguf } from '../../test/support/gguf-writer.ts';
 import { loneSource, memoryFolder } from '../../test/support/memory-source.ts';
 import { formatBytes, formats } from '../quant/index.ts';
 import { openGguf } from './gguf.ts';
+import { meta, writeGguf } from './gguf-writer.ts';
 import type { MetadataValue } from './model-file.ts';
 
 type Entries = Readonly<Record<string, MetadataValue>>;

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { meta, writeGguf } from '../../test/support/gguf-writer.ts';
 import { loneSource } from '../../test/support/memory-source.ts';
+import { meta, writeGguf } from './gguf-writer.ts';
 import { openModelFile } from './open.ts';
 
 const latin1 = (text: string) => Uint8Array.from(text, (character) => character.charCodeAt(0));

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { meta } from '../../test/support/gguf-writer.ts';
 import { smallBytePairs } from '../../test/support/vocabularies.ts';
 import { DisposedError, TemplateError, UsageError } from '../errors.ts';
+import { meta } from '../format/gguf-writer.ts';
 import type { MetadataValue } from '../format/model-file.ts';
 import { nodePlatform } from '../platform/node.ts';
 import type { PlatformWorker, WorkerEntry } from '../platform/platform.ts';

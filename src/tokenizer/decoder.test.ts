@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { meta } from '../../test/support/gguf-writer.ts';
 import { seededRandom, smallBytePairs, smallSentencePiece } from '../../test/support/vocabularies.ts';
 import { UsageError } from '../errors.ts';
+import { meta } from '../format/gguf-writer.ts';
 import { readTokenizer } from './index.ts';
 
 const bytes = readTokenizer(smallBytePairs({ control: ['<|a|>'], userDefined: ['\u00fc|'] }), 'm');

@@ -2,9 +2,9 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { meta } from '../../test/support/gguf-writer.ts';
 import { seededRandom, smallBytePairs, smallSentencePiece } from '../../test/support/vocabularies.ts';
 import { Refusal } from '../errors.ts';
+import { meta } from '../format/gguf-writer.ts';
 import { readTokenizer } from './index.ts';
 
 const merges = ['l l', 'h e', 'he ll', 'o o', 'hell o', 'll o', 'a b', 'b c', 'ab c'];

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { meta } from '../../test/support/gguf-writer.ts';
 import { smallBytePairs, smallSentencePiece } from '../../test/support/vocabularies.ts';
 import { CorruptFileError, Refusal } from '../errors.ts';
+import { meta } from '../format/gguf-writer.ts';
 import type { MetadataValue } from '../format/model-file.ts';
 import { readTokenizer } from './index.ts';
 

@@ -14,7 +14,7 @@ import { buildGraph } from '../../src/model/decoder.ts';
 import { readModel } from '../../src/model/read-model.ts';
 import { backendOf, type DeviceModel, planFor, relativeRms, runTokens, withDevice } from '../support/device.ts';
 import { families, familyFile } from '../support/families.ts';
-import { type TensorWithData, writeGguf } from '../support/gguf-writer.ts';
+import { type TensorWithData, writeGguf } from '../../src/format/gguf-writer.ts';
 import { nodeModelSource } from '../support/node-source.ts';
 import { argmax } from '../support/reference.ts';
 import { f32Of, i32Of, readSafetensors } from '../support/safetensors.ts';

@@ -13,7 +13,7 @@ import { buildGraph } from '../../src/model/decoder.ts';
 import { families } from '../../src/model/families/index.ts';
 import { readModel } from '../../src/model/read-model.ts';
 import type { RopeSpec } from '../../src/model/spec.ts';
-import { meta } from '../support/gguf-writer.ts';
+import { meta } from '../../src/format/gguf-writer.ts';
 import { nodeModelSource } from '../support/node-source.ts';
 
 async function header(family: string): Promise<ModelFile> {

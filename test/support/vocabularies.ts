@@ -7,7 +7,7 @@ import type { MetadataValue } from '../../src/format/model-file.ts';
 import { memorySource } from '../../src/format/source.ts';
 import { byteCharacters } from '../../src/tokenizer/byte-level.ts';
 import { readTokenizer, type Tokenizer } from '../../src/tokenizer/index.ts';
-import { meta } from './gguf-writer.ts';
+import { meta } from '../../src/format/gguf-writer.ts';
 
 const folder = new URL('../fixtures/tokenizer/', import.meta.url);
 

@@ -3,7 +3,7 @@
 import { OutOfMemoryError } from '../../errors.ts';
 import type { Graph } from '../../model/graph.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
-import type { Weights } from '../../model/weights.ts';
+import type { Weight, Weights } from '../../model/weights.ts';
 import { PAGE_ROWS } from '../backend.ts';
 import { type CacheType, MAX_STEP_ROWS } from '../kernel.ts';
 import { type Addresses, Builder, homeBytes } from './builder.ts';
@@ -69,8 +69,13 @@ export function layOut(options: LayoutOptions): CpuProgram {
   const byRows = madeByRows(builder);
   const own = new Map([...lives].filter(([name]) => byRows.has(name)));
   const alone = placeBuffers(own, builder.bytesAlone);
+  for (const operation of graph.operations) {
+    if (operation.kind === 'rope') ropePlace(operation.rope, options.context, arenas, ropes, ropeIndex);
+  }
+  arenas.reserve((align(mostScratch(builder)) + alone.bytes) * threads);
+  const vectors = placeVectors(weights, arenas);
   const cache = placeCache(spec, options, arenas);
-  const placed = placeWeights(weights, arenas);
+  const placed = new Map([...vectors, ...placeMatrices(weights, arenas)]);
 
   const placeOf = (name: string) => ({ offset: base + found(buffers.offsets, name), alone: alone.offsets.get(name) });
   const at: Addresses = {
@@ -94,7 +99,8 @@ export function layOut(options: LayoutOptions): CpuProgram {
     }),
   }));
   const scratchBytes = arenas.sizes.map((_, arena) => {
-    const work = align(Math.max(scratch.get(arena) ?? 0, storeScratch(weights, placed, arena)));
+    const stored = [...weights.values()].filter(({ name }) => placed.get(name)?.arena === arena).map(storeScratch);
+    const work = align(Math.max(scratch.get(arena) ?? 0, ...stored));
     return arena === 0 ? work + alone.bytes : work;
   });
   const scratchAt = arenas.sizes.map((_, arena) =>
@@ -127,9 +133,15 @@ class Arenas {
   readonly sizes: number[] = [FIRST_BYTE];
   readonly totals = new Map<string, number>();
   readonly #limit: number;
+  #reserved = 0;
 
   constructor(limit: number) {
     this.#limit = limit;
+  }
+
+  /** Keeps so many bytes of every arena free for what comes at its end. */
+  reserve(bytes: number): void {
+    this.#reserved = bytes;
   }
 
   /** In arena 0, which may grow past the limit that was asked for: activations have no other place. */
@@ -141,7 +153,7 @@ class Arenas {
     const offset = align(this.sizes[arena] as number);
     if (offset + bytes > MAX_ARENA_BYTES) {
       throw new OutOfMemoryError(
-        `${what} needs ${offset + bytes} bytes in one WebAssembly memory, which holds at most ${MAX_ARENA_BYTES};` +
+        `with ${what} an arena takes ${offset + bytes} bytes, and one WebAssembly memory holds at most ${MAX_ARENA_BYTES};` +
           ' ask for a shorter context or a smaller batch',
       );
     }
@@ -151,12 +163,13 @@ class Arenas {
   }
 
   any(what: string, name: string, bytes: number): { readonly arena: number; readonly offset: number } {
-    if (bytes + FIRST_BYTE > MAX_ARENA_BYTES) {
+    if (bytes + FIRST_BYTE > MAX_ARENA_BYTES - this.#reserved) {
       throw new OutOfMemoryError(
         `${name} takes ${bytes} bytes, more than one WebAssembly memory holds (${MAX_ARENA_BYTES})`,
       );
     }
-    let arena = this.sizes.findIndex((size) => align(size) + bytes <= this.#limit);
+    const most = Math.min(this.#limit, MAX_ARENA_BYTES - this.#reserved);
+    let arena = this.sizes.findIndex((size) => align(size) + bytes <= most);
     if (arena < 0) {
       arena = this.sizes.length;
       this.sizes.push(FIRST_BYTE);
@@ -250,27 +263,35 @@ function placeCache(spec: ModelSpec, options: LayoutOptions, arenas: Arenas): Ca
   });
 }
 
-function placeWeights(weights: Weights, arenas: Arenas): Map<string, WeightPlace> {
-  const placed = new Map<string, WeightPlace>();
-  for (const [name, weight] of weights) {
-    const bytes = homeBytes(weight);
-    // Vectors are read beside the activations.
-    const vector = weight.shape.length < 2;
-    const home = vector ? { arena: 0, offset: arenas.home('weights', bytes) } : arenas.any('weights', name, bytes);
-    placed.set(name, { ...home, bytes });
-  }
-  return placed;
+/** Vectors are read beside the activations. */
+function placeVectors(weights: Weights, arenas: Arenas): [string, WeightPlace][] {
+  return [...weights]
+    .filter(([, { shape }]) => shape.length < 2)
+    .map(([name, weight]) => {
+      const bytes = homeBytes(weight);
+      return [name, { arena: 0, offset: arenas.home('weights', bytes), bytes }];
+    });
+}
+
+function placeMatrices(weights: Weights, arenas: Arenas): [string, WeightPlace][] {
+  return [...weights]
+    .filter(([, { shape }]) => shape.length >= 2)
+    .map(([name, weight]) => {
+      const bytes = homeBytes(weight);
+      return [name, { ...arenas.any('weights', name, bytes), bytes }];
+    });
 }
 
 /** Storing a weight takes four of its rows aside. */
-function storeScratch(weights: Weights, placed: ReadonlyMap<string, WeightPlace>, arena: number): number {
-  let most = 0;
-  for (const [name, weight] of weights) {
-    if (placed.get(name)?.arena !== arena || weight.shape.length < 2) continue;
-    const matrices = weight.shape.slice(0, -1).reduce((product, n) => product * n, 1);
-    most = Math.max(most, Math.ceil((weight.bytes / matrices) * 4));
-  }
-  return most;
+function storeScratch({ shape, bytes }: Weight): number {
+  const rows = shape.slice(0, -1).reduce((product, n) => product * n, 1);
+  return shape.length < 2 ? 0 : Math.ceil((bytes / rows) * 4);
+}
+
+/** The most that any task, or storing any weight, takes of a worker's scratch. */
+function mostScratch(builder: Builder): number {
+  const tasks = builder.stages.flatMap(({ emissions }) => emissions.map(({ scratch = 0 }) => scratch));
+  return Math.max(0, ...tasks, ...[...builder.weights.values()].map(storeScratch));
 }
 
 function ropePlace(

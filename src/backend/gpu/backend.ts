@@ -6,7 +6,7 @@ import { platform } from '../../platform/index.ts';
 import type { Platform } from '../../platform/platform.ts';
 import type { Backend, Executable, PrepareRequest, Step } from '../backend.ts';
 import { checkStep } from '../check-step.ts';
-import type { Binding } from './builder.ts';
+import type { Binding, RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
 import { Recorder } from './recorder.ts';
@@ -166,7 +166,7 @@ async function ropeBuffers(
   return made;
 }
 
-class GpuExecutable implements Executable {
+export class GpuExecutable implements Executable {
   readonly bytes: number;
   readonly #request: PrepareRequest;
   readonly #gpu: Gpu;
@@ -196,21 +196,33 @@ class GpuExecutable implements Executable {
     this.bytes = made.buffers.bytes;
   }
 
-  async run(step: Step): Promise<Float32Array> {
+  /** Checks a step and puts it where the next submission reads it. */
+  #begin(step: Step): { readonly shape: RunShape } {
     if (this.#disposed) throw new DisposedError('the GPU backend');
-    const { plan, spec, graph } = this.#request;
+    const { plan, spec } = this.#request;
     this.#gpu.check();
     checkStep(step, plan, spec.vocabulary);
-    const { device } = this.#gpu;
     const used = writeStep(step, this.#program.step, this.#words);
-    device.queue.writeBuffer(this.#buffers.step, 0, this.#words, 0, used);
-    const encoder = device.createCommandEncoder();
-    const visible = step.positions.reduce((most, position) => Math.max(most, position + 1), 0);
+    this.#gpu.device.queue.writeBuffer(this.#buffers.step, 0, this.#words, 0, used);
     this.#rows = step.tokens.length;
-    this.#recorder.record(encoder, step.mode, { rows: step.tokens.length, wanted: step.wanted.length, visible });
+    const visible = step.positions.reduce((most, position) => Math.max(most, position + 1), 0);
+    return { shape: { rows: step.tokens.length, wanted: step.wanted.length, visible } };
+  }
+
+  async run(step: Step): Promise<Float32Array> {
+    const { spec, graph } = this.#request;
+    const { shape } = this.#begin(step);
+    const encoder = this.#gpu.device.createCommandEncoder();
+    this.#recorder.record(encoder, step.mode, shape);
     const logits = await this.#read(encoder, graph.logits, step.wanted.length * spec.vocabulary);
     this.#requireFinite(logits, step);
     return logits;
+  }
+
+  /** How long each dispatch of a step takes by the device's clock; the step is run. Absent without timestamps. */
+  async time(step: Step): Promise<{ readonly label: string; readonly ns: number }[] | undefined> {
+    const { shape } = this.#begin(step);
+    return this.#recorder.time(step.mode, shape);
   }
 
   /** A named value of the last run, where no later one has taken its place. */

@@ -1,11 +1,12 @@
 /**
- * Writes GGUF version 3: whole files in memory for tests ({@link writeGguf}), or the head alone, so that a script can
- * stream the tensors after it ({@link ggufHead}). Takes metadata and shapes in the form in which `src/format` reads them.
+ * Writes GGUF version 3: whole files in memory ({@link writeGguf}), or the head alone, so that the tensors after it can be
+ * streamed or made when they are read ({@link ggufHead}). Takes metadata and shapes in the form in which `src/format` reads them.
  */
 
-import type { MetadataType, MetadataValue } from '../../src/format/model-file.ts';
-import type { FormatId } from '../../src/quant/index.ts';
-import { formatBytes, formatOf } from '../../src/quant/index.ts';
+import { InternalError } from '../errors.ts';
+import type { FormatId } from '../quant/index.ts';
+import { formatBytes, formatOf } from '../quant/index.ts';
+import type { MetadataType, MetadataValue } from './model-file.ts';
 
 export interface TensorHead {
   readonly name: string;
@@ -54,7 +55,7 @@ export function writeGguf(file: {
   file.tensors.forEach(({ name, data }, i) => {
     const place = head.places[i] as GgufHead['places'][number];
     if (data.length !== place.bytes) {
-      throw new Error(`${name}: ${data.length} bytes were given, its shape and format need ${place.bytes}`);
+      throw new InternalError(`${name}: ${data.length} bytes were given, its shape and format need ${place.bytes}`);
     }
     bytes.set(data, place.offset);
   });
@@ -109,7 +110,7 @@ export function ggufHead(file: {
 function ggufType(format: FormatId): number {
   const type = formatOf(format).ggufType;
   if (type === undefined) {
-    throw new Error(`GGUF has no type number for ${format}`);
+    throw new InternalError(`GGUF has no type number for ${format}`);
   }
   return type;
 }

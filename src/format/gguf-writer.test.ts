@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import type { MetadataValue } from '../../src/format/model-file.ts';
-import { openModelFile } from '../../src/format/open.ts';
-import { memorySource } from '../../src/format/source.ts';
 import { meta, writeGguf } from './gguf-writer.ts';
+import type { MetadataValue } from './model-file.ts';
+import { openModelFile } from './open.ts';
+import { memorySource } from './source.ts';
 
 const metadata: Record<string, MetadataValue> = {
   'general.architecture': meta.string('none, with ümläuts'),

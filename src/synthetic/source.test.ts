@@ -5,13 +5,13 @@ import { mkdtemp, readFile, rm, stat } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
-import type { ModelFile, TensorInfo } from '../src/format/model-file.ts';
-import { openModelFile } from '../src/format/open.ts';
-import { nodePlatform } from '../src/platform/node.ts';
-import { formatBytes, formatOf } from '../src/quant/index.ts';
-import { hasMoreBits, metadataOf, tensorsOf } from './synthetic/layout.ts';
-import { type Shape, shapes } from './synthetic/shapes.ts';
-import { writeSynthetic } from './synthetic/write.ts';
+import { writeSynthetic } from '../../bench/synthetic/write.ts';
+import type { ModelFile, TensorInfo } from '../format/model-file.ts';
+import { openModelFile } from '../format/open.ts';
+import { nodePlatform } from '../platform/node.ts';
+import { formatBytes, formatOf } from '../quant/index.ts';
+import { hasMoreBits, metadataOf, tensorsOf } from './layout.ts';
+import { type Shape, shapes } from './shapes.ts';
 
 describe('tiny-moe on disk', () => {
   let folder: string;

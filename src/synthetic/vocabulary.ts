@@ -3,7 +3,8 @@
  * sampled token as readable text, but it was not trained on anything.
  */
 
-import { type MetadataEntries, meta } from '../../test/support/gguf-writer.ts';
+import { InternalError } from '../errors.ts';
+import { type MetadataEntries, meta } from '../format/gguf-writer.ts';
 
 /** Token types as GGUF numbers them. */
 const NORMAL = 1;
@@ -83,7 +84,7 @@ export function byteCharacters(): string[] {
 export function vocabularyMetadata(size: number, firstSpecial: number): MetadataEntries {
   const tokens = [...byteCharacters(), ...MERGES.map((pair) => pair.replace(' ', ''))];
   if (firstSpecial < tokens.length || size < firstSpecial + SPECIALS.length) {
-    throw new Error(
+    throw new InternalError(
       `a vocabulary of ${size} with specials at ${firstSpecial} has no room for ${tokens.length} + 3 tokens`,
     );
   }

@@ -1,6 +1,6 @@
 /** What a shape's GGUF file holds: its metadata, and its tensors in the formats that llama.cpp's Q4_K_M gives them. */
 
-import { type MetadataEntries, meta, type TensorHead } from '../../test/support/gguf-writer.ts';
+import { type MetadataEntries, meta, type TensorHead } from '../format/gguf-writer.ts';
 import type { Shape } from './shapes.ts';
 import { vocabularyMetadata } from './vocabulary.ts';
 
