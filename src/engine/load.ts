@@ -15,9 +15,12 @@ import { readTokenizer, type Tokenizer } from '../tokenizer/index.ts';
 import { type BootedEngine, bootEngine, EngineClient } from './engine-client.ts';
 import { type FileSampling, readFileSampling } from './file-defaults.ts';
 import { LoadedModel } from './model.ts';
-import { checkLoadOptions } from './options.ts';
+import { checkLoadOptions, checkThreads } from './options.ts';
 import { chatTemplates } from './templates.ts';
 import type { LoadOptions, Model, ModelInfo, PrintablePlan } from './types.ts';
+
+/** How long an aborted load may take to clean up before it is given up as it is: a read may never be answered. */
+const ABORT_MS = 1000;
 
 /** What is known of a model before its weights are read. */
 interface Opened {
@@ -38,12 +41,41 @@ interface Opened {
  */
 export async function load(source: SourceInput, options: LoadOptions = {}): Promise<Model> {
   checkLoadOptions(options);
-  const { signal, onProgress, ...planOptions } = options;
+  const { signal } = options;
   signal?.throwIfAborted();
+  const loading = loadModel(source, options);
+  if (signal === undefined) return loading;
+  const { promise: aborted, reject } = Promise.withResolvers<never>();
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const abort = () => {
+    timer = setTimeout(() => reject(signal.reason), ABORT_MS);
+  };
+  signal.addEventListener('abort', abort);
+  try {
+    return await Promise.race([loading, aborted]);
+  } catch (error) {
+    // Nobody is left to take a model that comes of it all the same.
+    void loading.then(
+      (model) => model.dispose(),
+      () => {},
+    );
+    throw error;
+  } finally {
+    clearTimeout(timer);
+    signal.removeEventListener('abort', abort);
+  }
+}
+
+async function loadModel(source: SourceInput, options: LoadOptions): Promise<Model> {
+  const { signal, onProgress, ...planOptions } = options;
   const place = await platform();
+  checkThreads(options.threads, place.threads());
   let booted: BootedEngine | undefined;
   let file: ModelFile | undefined;
   const abandoned = new AbortController();
+  // While a read is awaited nothing else would end the worker.
+  const stop = () => void booted?.worker.terminate();
+  signal?.addEventListener('abort', stop);
   try {
     const opened = await open(place, source, planOptions, () => {
       // Reading the file's head and planning takes about as long as starting workers.
@@ -88,6 +120,8 @@ export async function load(source: SourceInput, options: LoadOptions = {}): Prom
     await booted?.worker.terminate();
     await file?.close();
     throw error;
+  } finally {
+    signal?.removeEventListener('abort', stop);
   }
 }
 
@@ -100,7 +134,9 @@ export async function planModel(
   options: PlanOptions = {},
 ): Promise<{ readonly plan: PrintablePlan; readonly info: ModelInfo }> {
   checkLoadOptions(options);
-  const { file, plan, info } = await open(await platform(), source, options);
+  const place = await platform();
+  checkThreads(options.threads, place.threads());
+  const { file, plan, info } = await open(place, source, options);
   try {
     readTokenizer(file.metadata, file.name);
   } finally {

@@ -32,6 +32,10 @@ const MAX_BATCH = 8192;
 const MAX_SHIFT = 1e6;
 const MAX_FACTOR = 1e6;
 
+/** Threads that any machine takes, and those that each of its cores takes. */
+const MAX_SPARE_THREADS = 64;
+const MAX_THREADS_A_CORE = 4;
+
 const shift = numberFrom(-MAX_SHIFT, MAX_SHIFT);
 /** What a repetition penalty may be. */
 export const repeatFactor: Check = numberFrom(1 / MAX_FACTOR, MAX_FACTOR);
@@ -72,6 +76,21 @@ const generateChecks: Readonly<Record<keyof GenerateOptions, Check>> = {
 /** @throws UsageError `usage` */
 export function checkLoadOptions(options: LoadOptions): void {
   checkOptions(options, loadChecks, 'load');
+}
+
+/**
+ * That there are not so many threads that starting them takes minutes and most of the memory (each takes about 12 MB):
+ * beyond the cores they only wait for one another.
+ * @param cores of the machine
+ * @throws UsageError `usage`
+ */
+export function checkThreads(threads: number | undefined, cores: number): void {
+  const most = Math.max(MAX_SPARE_THREADS, MAX_THREADS_A_CORE * cores);
+  if (threads === undefined || threads <= most) return;
+  throw new UsageError(
+    `threads: found ${threads}, and this machine's ${cores} cores take at most ${most}; more threads than cores are slower`,
+    { data: { option: 'threads', cores } },
+  );
 }
 
 /** @throws UsageError `usage` */

@@ -3,7 +3,7 @@
  * memory is filled there, without a copy; any other comes back in pieces.
  */
 
-import { recordError, reviveError } from '../errors.ts';
+import { ConclaveError, recordError, reviveError, SourceError } from '../errors.ts';
 import type { ByteSource } from '../format/source.ts';
 import type { ReadReply, ReadRequest } from './protocol.ts';
 
@@ -85,7 +85,18 @@ export async function answerRead(sources: readonly ByteSource[], request: ReadRe
       target === undefined ? new Uint8Array(length) : new Uint8Array(target.buffer, target.byteOffset, length);
     await sources[source]!.readInto(offset, bytes);
     return target === undefined ? { type: 'read-done', read, bytes } : { type: 'read-done', read };
-  } catch (error) {
+  } catch (cause) {
+    const { name } = sources[source]!;
+    // A source made elsewhere may raise anything; its reader is told where, and what kind of fault it is.
+    const error =
+      cause instanceof ConclaveError
+        ? cause
+        : new SourceError(
+            `${name}: reading bytes ${offset} to ${offset + length} failed: ${recordError(cause).message}`,
+            {
+              cause,
+            },
+          );
     return { type: 'read-done', read, error: recordError(error) };
   }
 }

@@ -1,6 +1,6 @@
 /** Byte sources that need nothing but the web's own objects: a Blob, a URL that answers range requests. */
 
-import { SourceError } from '../errors.ts';
+import { SourceError, UsageError } from '../errors.ts';
 import type { ByteSource, ModelSource, SourceFolder } from '../format/source.ts';
 import type { SourceInput } from './platform.ts';
 
@@ -10,7 +10,10 @@ const BLOB_CHUNK = 16 * 2 ** 20;
 /** What needs no platform: a Blob, a web address, or a source that somebody else made. Undefined for anything else. */
 export async function openWebInput(input: SourceInput): Promise<ModelSource | undefined> {
   if (typeof input !== 'string' && (typeof input !== 'object' || input === null)) return undefined;
-  if (typeof input === 'object' && 'file' in input) return input;
+  if (typeof input === 'object' && 'file' in input) {
+    checkSource(input.file);
+    return input;
+  }
   if (typeof Blob !== 'undefined' && input instanceof Blob) {
     const file = blobSource(input);
     return { file, fileName: file.name };
@@ -20,9 +23,26 @@ export async function openWebInput(input: SourceInput): Promise<ModelSource | un
     return openUrl(new URL(input));
   }
   if (typeof input === 'object' && 'readInto' in input) {
+    checkSource(input);
     return { file: input, fileName: lastPart(input.name) };
   }
   return undefined;
+}
+
+/** That a source made elsewhere is one, before a size that is none sizes anything. @throws UsageError `usage` */
+function checkSource(source: Partial<ByteSource> | undefined): void {
+  const { name, size, readInto, close } = source ?? {};
+  if (
+    typeof name !== 'string' ||
+    !(Number.isSafeInteger(size) && size! >= 0) ||
+    typeof readInto !== 'function' ||
+    typeof close !== 'function'
+  ) {
+    throw new UsageError(
+      `a byte source: found name ${String(name)}, size ${String(size)}, readInto ${typeof readInto}, close ${typeof close}; ` +
+        'expected a text, a whole number of bytes from 0 on, and two functions',
+    );
+  }
 }
 
 export function blobSource(blob: Blob): ByteSource {
