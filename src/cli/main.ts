@@ -14,7 +14,11 @@ function processContext(): Context {
   });
   for (const stream of [process.stdout, process.stderr]) {
     // Whoever read us has gone (`conclave … | head`): that is the end, and no error.
-    stream.on('error', (error: NodeJS.ErrnoException) => process.exit(error.code === 'EPIPE' ? 0 : 1));
+    stream.on('error', (error: NodeJS.ErrnoException) => {
+      if (error.code === 'EPIPE') process.exit(0);
+      if (stream === process.stdout) process.stderr.write(`conclave: cannot write the output: ${error.message}\n`);
+      process.exit(1);
+    });
   }
   return {
     stdin: process.stdin,

@@ -1,7 +1,8 @@
 /** The command line as a person runs it: the executable, the bundled model, real pipes and signals. */
 
 import assert from 'node:assert/strict';
-import { type ChildProcess, spawn } from 'node:child_process';
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { closeSync, openSync } from 'node:fs';
 import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 
@@ -165,6 +166,19 @@ test('a pipe closed early ends the run quietly', async () => {
   assert.equal(signal, null);
   assert.equal(code, 0);
   assert.equal(err, '');
+});
+
+test('output that cannot be written is one line and exit code 1', () => {
+  // Open for reading only.
+  const unwritable = openSync(entry, 'r');
+  const { status, stderr } = spawnSync(process.execPath, [entry, 'plan'], {
+    stdio: ['ignore', unwritable, 'pipe'],
+    encoding: 'utf8',
+    timeout: LIMIT_MS,
+  });
+  closeSync(unwritable);
+  assert.match(stderr, /^conclave: cannot write the output: [^\n]+\n$/);
+  assert.equal(status, 1);
 });
 
 test('Ctrl-C ends a run with 130, keeps what was written and says nothing', async () => {
