@@ -32,15 +32,15 @@ export interface SamplingOptions {
   readonly topP?: number;
   /** 0: off. Default 0.05. */
   readonly minP?: number;
-  /** Divides (or multiplies) the logit of each token seen in the last `penaltyWindow`; 1: off, the default. */
+  /** Divides (or multiplies) the logit of each token seen in the last `penaltyWindow`, 1e-6 … 1e6; 1: off, the default. */
   readonly repeatPenalty?: number;
-  /** Subtracted from the logit of each token generated before; 0: off. */
+  /** Subtracted from the logit of each token generated before, −1e6 … 1e6; 0: off. */
   readonly presencePenalty?: number;
-  /** Subtracted once for each time the token was generated before; 0: off. */
+  /** Subtracted once for each time the token was generated before, −1e6 … 1e6; 0: off. */
   readonly frequencyPenalty?: number;
   /** Tokens that `repeatPenalty` looks back on, prompt included; −1: the whole context. Default 64. */
   readonly penaltyWindow?: number;
-  /** Added to logits, by token id. */
+  /** Added to logits, by token id, −1e6 … 1e6; −Infinity bans a token. */
   readonly logitBias?: Readonly<Record<number, number>>;
   /** A whole number, 0 … 2^53 − 1; default: drawn at random and reported. */
   readonly seed?: number;
