@@ -4,13 +4,20 @@
  */
 
 import assert from 'node:assert/strict';
-import { describe, test } from 'node:test';
+import { after, describe, test } from 'node:test';
+import { Builder } from '../../src/backend/gpu/builder.ts';
+import type { Gpu } from '../../src/backend/gpu/device.ts';
+import { emitFiniteCheck, NO_FAULT } from '../../src/backend/gpu/kernels/rowwise.ts';
+import { Recorder } from '../../src/backend/gpu/recorder.ts';
 import { gpuRows } from '../../src/backend/gpu/rows.ts';
+import type { KernelRequest } from '../../src/backend/kernel.ts';
 import type { Operation, OperationKind } from '../../src/model/graph.ts';
-import type { RopeScaling } from '../../src/model/spec.ts';
+import type { Activation, RopeScaling } from '../../src/model/spec.ts';
+import { closeGpuTestDevice, gpuTestDevice } from '../support/gpu.ts';
 import { gaussians, nastyRows, random } from './support/blocks.ts';
 import { ROWS, sameBits } from './support/compare.ts';
 import { checkGpuRows, onGpu } from './support/on-gpu.ts';
+import { requestFor } from './support/requests.ts';
 import { f32Weight, rowsStep, type TinyWeight, tinyGraph, tinyPlan } from './support/tiny-graph.ts';
 
 /** One operation whose output is `y`. */
@@ -172,3 +179,95 @@ describe('glu and add', () => {
     });
   });
 });
+
+describe('bounds', () => {
+  const glu: Operation = { kind: 'glu', layer: 0, gate: 'x', up: 'x', activation: 'silu', output: 'y' };
+  const norm: Operation = { kind: 'norm', layer: 0, input: 'x', weight: 'w', epsilon: 1e-5, group: 1, output: 'y' };
+  const ask = (operation: Operation, given: Partial<KernelRequest>) =>
+    rowsOf(operation.kind)[0]?.accepts(requestFor(operation, { widths: { x: 4, y: 4 }, ...given }));
+
+  test('are taken, and named beyond', () => {
+    assert.equal(ask(glu, { rows: 65535 }), true);
+    assert.match(String(ask(glu, { rows: 65536 })), /takes up to 65535 rows a run, found 65536/);
+    assert.match(String(ask({ ...glu, activation: 'other' as Activation }, {})), /gates with silu, found other/);
+    assert.equal(ask(norm, { widths: { x: 65535, y: 65535 } }), true);
+    assert.match(String(ask(norm, { widths: { x: 65536, y: 65536 } })), /up to 65535 groups a row, found 65536/);
+  });
+});
+
+describe('finite check', () => {
+  after(closeGpuTestDevice);
+
+  test('the least layer with a NaN or an infinity in a row of the run is told, wherever it is', async () => {
+    const width = 1000;
+    const rows = 3;
+    const { spec, graph, weights } = tinyGraph({
+      rows,
+      inputs: { x: new Float32Array(rows * width) },
+      operations: [],
+      widths: {},
+      output: 'x',
+    });
+    const builder = new Builder({
+      spec,
+      graph,
+      weights,
+      promptRows: rows,
+      wanted: 1,
+      context: 64,
+      cacheType: 'f16',
+      features: new Set(),
+    });
+    const layers = [7, 3, 0, 40];
+    for (const layer of layers) emitFiniteCheck(builder, 'step', 'x', layer);
+    const { dispatches } = builder;
+    assert.equal(new Set(dispatches.step.map(({ code }) => code)).size, 1, 'all layers share one pipeline');
+    const gpu = await gpuTestDevice();
+    const find = async (bad: Readonly<Record<number, readonly [at: number, value: number]>>, used: number) => {
+      const step = new Uint32Array(builder.step.words);
+      step[builder.step.rows] = used;
+      const faults = buffer(gpu, Uint32Array.of(NO_FAULT));
+      const stepBuffer = buffer(gpu, step);
+      const recorder = await Recorder.make(
+        gpu,
+        {
+          prompt: [],
+          step: dispatches.step.map((dispatch, i) => ({
+            ...dispatch,
+            // Each layer's value under a name of its own.
+            bindings: dispatch.bindings.map((binding) =>
+              binding.kind === 'value' ? { ...binding, name: `${layers[i]}` } : binding,
+            ),
+          })),
+        },
+        (binding) => {
+          if (binding.kind === 'step') return stepBuffer;
+          if (binding.kind === 'buffer') return faults;
+          const value = gaussians(rows * width, random(1)).map((x) => x * 1e37) as Float32Array<ArrayBuffer>;
+          const own = bad[Number((binding as { readonly name: string }).name)];
+          if (own !== undefined) value[own[0]] = own[1];
+          return buffer(gpu, value);
+        },
+      );
+      const encoder = gpu.device.createCommandEncoder();
+      recorder.record(encoder, 'step', { rows: used, wanted: 0, visible: 1 });
+      const read = gpu.device.createBuffer({ size: 4, usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST });
+      encoder.copyBufferToBuffer(faults, 0, read, 0, 4);
+      gpu.device.queue.submit([encoder.finish()]);
+      await read.mapAsync(GPUMapMode.READ);
+      return new Uint32Array(read.getMappedRange())[0];
+    };
+    assert.equal(await find({}, rows), NO_FAULT);
+    assert.equal(await find({ 40: [2999, Number.NaN] }, rows), 40);
+    assert.equal(await find({ 40: [2999, Number.NaN] }, 2), NO_FAULT, 'a row beyond the run');
+    assert.equal(await find({ 7: [1000, Number.POSITIVE_INFINITY], 40: [0, Number.NaN] }, rows), 7);
+    assert.equal(await find({ 0: [700, Number.NEGATIVE_INFINITY], 3: [5, Number.NaN] }, rows), 0);
+  });
+});
+
+function buffer({ device }: Gpu, data: Uint32Array<ArrayBuffer> | Float32Array<ArrayBuffer>): GPUBuffer {
+  const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST | GPUBufferUsage.COPY_SRC;
+  const made = device.createBuffer({ size: Math.ceil(data.byteLength / 16) * 16, usage });
+  device.queue.writeBuffer(made, 0, data);
+  return made;
+}

@@ -46,18 +46,16 @@ export function promptDispatch(operation: AttentionOperation, builder: Builder):
   const at = builder.step;
 
   // fma by fma, all queries and keys alike, so that no compiler contracts one row's sums otherwise than another's.
-  const products = each(SLICE, (x) =>
-    `${each(4, (q) => `        let query${q} = queries[(firstQuery + ${q}u) * ${PITCH}u + ${x}u];`)}
+  const products = `${each(4, (q) => `          let query${q} = queries[(firstQuery + ${q}u) * ${PITCH}u + x];`)}
 ${each(
   4,
-  (k) => `        let key${k} = keys4[(${k * KEY_THREADS}u + column) * ${PITCH}u + ${x}u];
+  (k) => `          let key${k} = keys4[(${k * KEY_THREADS}u + column) * ${PITCH}u + x];
 ${each(4, (q) =>
   parts
-    .map((part) => `        score${q}.${parts[k]} = fma(query${q}.${part}, key${k}.${part}, score${q}.${parts[k]});`)
+    .map((part) => `          score${q}.${parts[k]} = fma(query${q}.${part}, key${k}.${part}, score${q}.${parts[k]});`)
     .join('\n'),
 )}`,
-)}`.replace(/\b(query|key)(\d)\b/g, `$1$2_${x}`),
-  );
+)}`;
   const mixes = four
     .map(
       (p) =>
@@ -138,7 +136,9 @@ ${each(4, (q) => `      var score${q} = vec4f();`)}
           }
         }
         workgroupBarrier();
+        for (var x = 0u; x < ${SLICE}u; x++) {
 ${products}
+        }
       }
 ${each(4, (q) => `      scores[(firstQuery + ${q}u) * ${KEY_THREADS}u + column] = score${q} * ${f32Literal(scale)};`)}
       workgroupBarrier();

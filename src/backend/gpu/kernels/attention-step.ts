@@ -84,14 +84,10 @@ function chunkDispatch(operation: AttentionOperation, builder: Builder, { positi
   const at = builder.step;
   const own = range(tile);
 
-  const scores = own
-    .map((head) => {
-      const products = range(keyLoads).map((load) => {
-        const part = `queries[${head * queryFours + load * LANES}u + lane]`;
-        return load === 0 ? `    dots = ${part} * key0;` : `    dots = fma(${part}, key${load}, dots);`;
-      });
-      return `${products.join('\n')}
-    scratch[${head * THREADS}u + thread] = (dots.x + dots.y) + (dots.z + dots.w);`;
+  const products = range(keyLoads)
+    .map((load) => {
+      const part = `queries[head * ${queryFours}u + ${load * LANES}u + lane]`;
+      return load === 0 ? `      var dots = ${part} * key0;` : `      dots = fma(${part}, key${load}, dots);`;
     })
     .join('\n');
   const weighted = own
@@ -194,8 +190,10 @@ ${range(valueLoads)
       `    let value${load} = valueAt((rowOfPage + min(slice + ${load * slices}u, filled - 1u)) * ${valueFours}u + four);`,
   )
   .join('\n')}
-    var dots = vec4f();
-${scores}
+    for (var head = 0u; head < ${tile}u; head++) {
+${products}
+      scratch[head * ${THREADS}u + thread] = (dots.x + dots.y) + (dots.z + dots.w);
+    }
     workgroupBarrier();
     for (var i = thread; i < ${tile * PAGE_ROWS}u; i += ${THREADS}u) {
       let origin = i * ${LANES}u;
