@@ -306,22 +306,46 @@ for (const row of gpuRows.filter(({ operation }) => operation === 'attention')) 
   });
 }
 
+function builderFor({ spec, graph, weights }: Tiny, context: number): { builder: Builder; graph: Tiny['graph'] } {
+  const given = { promptRows: 64, wanted: 64, context, cacheType: 'f16', features: new Set<string>() } as const;
+  return { builder: new Builder({ spec, graph, weights, ...given }), graph };
+}
+
+test('chunks of several pages, as long contexts have them', async () => {
+  // 256 pages in at most 128 chunks.
+  const context = 2 * 128 * 64;
+  const shape: Shape = { heads: 3, kvHeads: 1, headDim: 20, valueDim: 12 };
+  const inputs = inputsOf(shape, 7);
+  // Scores that grow with the position: the running maximum moves from page to page.
+  const key = inputs.key.map((x, i) => x * (1 + Math.floor(i / 20 / 50)));
+  const tiny = attentionOver(shape, { ...inputs, key });
+  const expected = await onReference(tiny, options('f32'), wholePrompts);
+  const width = shape.heads * shape.valueDim;
+  await onGpu(tiny, options('f32', { context }), async (gpu) => {
+    const { builder } = builderFor(tiny, context);
+    const [chunks] = stepDispatches(tiny.graph.operations.at(-1) as AttentionOperation, builder);
+    assert.equal(chunks?.workgroups({ rows: 1, wanted: 0, visible: 200 })[0], 2);
+    await gpu.run(stepOf('prompt', run('long', 0, ROWS)));
+    const all = await gpu.run(stepOf('step', run('long', 136, ROWS)));
+    near(all, expected.long.subarray(136 * width), 2e-6, 'steps');
+    for (const position of [136, 191, 192, 199]) {
+      const alone = await gpu.run(stepOf('step', run('long', position, position + 1)));
+      sameBits(alone, all.subarray((position - 136) * width, (position - 135) * width), `step row ${position}`);
+    }
+    for (const position of [0, 63, 64, 127, 128]) {
+      const alone = await gpu.run(stepOf('step', run('long', position, position + 1)));
+      const theirs = expected.long.subarray(position * width, (position + 1) * width);
+      near(alone, theirs, 2e-6, `step row ${position}`);
+    }
+  });
+});
+
 test('a long context is cut into longer chunks, and its buffers stay bounded', () => {
   for (const context of [64, 4096, 8192, 131072, 2 ** 20]) {
     for (const heads of [1, 32, 128]) {
       const shape: Shape = { heads, kvHeads: 1, headDim: 128, valueDim: 128 };
       const none = new Float32Array(0);
-      const { spec, graph, weights } = attentionOver(shape, { query: none, key: none, value: none });
-      const builder = new Builder({
-        spec,
-        graph,
-        weights,
-        promptRows: 64,
-        wanted: 64,
-        context,
-        cacheType: 'f16',
-        features: new Set(),
-      });
+      const { builder, graph } = builderFor(attentionOver(shape, { query: none, key: none, value: none }), context);
       const [chunks, combine] = stepDispatches(graph.operations.at(-1) as AttentionOperation, builder);
       const parts = builder.bytes.get('attention parts') as number;
       assert.ok(parts <= 2 ** 27, `${heads} heads at ${context}: ${parts} bytes`);
