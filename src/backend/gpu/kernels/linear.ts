@@ -26,7 +26,6 @@ function productRow(id: string, operation: Product, modes: readonly Mode[], kind
     tolerance: f32Tolerance,
     layout: 'planes',
     accepts(request) {
-      if (!modes.includes(request.mode)) return `serves ${modes.join(' and ')} rows, found ${request.mode} rows`;
       const { weight } = request.operation as LinearOperation | HeadOperation;
       const { format, shape } = request.weights[weight] as { format: string; shape: readonly number[] };
       if (format !== id) return `takes ${id}, found ${format}`;

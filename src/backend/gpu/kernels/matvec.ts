@@ -96,6 +96,10 @@ function matVecKernel(
       })
       .join('');
 
+  const term = (t: number, k: string) => `      {
+        let v = staged[(${8 * t}u + ${k}) * ${staged}u + (s ^ ${k})];
+${unrolled(each, (r) => `        a${r}_${t} = fma(d${r}[${k}], v, a${r}_${t});`)}
+      }`;
   const runRow = wanted ? `step[${builder.step.wanted}u + first + t]` : 'first + t';
   const count = wanted ? builder.step.wantedCount : builder.step.rows;
   const body = /* wgsl */ `
@@ -127,16 +131,13 @@ ${unrolled(each, (r) => unrolled(tile, (t) => `  var a${r}_${t} = vec4f();`))}
       ${blocks % staged === 0 ? '' : `if (chunk + s >= ${blocks}u) { break; }`}
       ${choose(
         ({ matrix, rows, firstGroup: start }) => `
-${unrolled(each, (r) => `      let d${r} = ${matrix.decode}(min((group - ${start}u) * ${groupRows}u + team * ${each}u + ${r}u, ${rows - 1}u) * ${matrix.rowWords}u, chunk + s);`)}
-${unrolled(tile, (t) =>
-  unrolled(
-    8,
-    (k) => `      {
-        let v = staged[${(t * 8 + k) * staged}u + (s ^ ${k}u)];
-${unrolled(each, (r) => `        a${r}_${t} = fma(d${r}[${k}], v, a${r}_${t});`)}
-      }`,
-  ),
-)}`,
+${unrolled(each, (r) => `      ${tile === 8 ? 'var' : 'let'} d${r} = ${matrix.decode}(min((group - ${start}u) * ${groupRows}u + team * ${each}u + ${r}u, ${rows - 1}u) * ${matrix.rowWords}u, chunk + s);`)}
+${
+  tile === 8
+    ? // Written out, 64 of them are slow to compile; compilers unroll a loop of eight.
+      `for (var k = 0u; k < 8u; k++) {\n${unrolled(tile, (t) => term(t, 'k'))}\n}`
+    : unrolled(tile, (t) => unrolled(8, (k) => term(t, `${k}u`)))
+}`,
       )}
     }
   }
