@@ -48,20 +48,25 @@ export async function storeOnGpu(
     return source;
   };
   const largest = pieces.reduce((most, { bytes }) => Math.max(most, bytes), 0);
+  const largestRead = pieces.reduce((most, { fileBytes }) => Math.max(most, fileBytes), 0);
   const lane = async () => {
     let staging: GPUBuffer | undefined;
+    const made = new Uint8Array(largest);
+    const read = sharedBytes(largestRead);
     try {
       for (let piece = pieces[next++]; piece !== undefined; piece = pieces[next++]) {
         signal?.throwIfAborted();
-        const raw = sharedBytes(piece.fileBytes);
+        const raw = read.subarray(0, piece.fileBytes);
         await sourceOf(piece.source).readInto(piece.fileOffset, raw);
         if (staging === undefined) {
           staging = device.createBuffer({ size: largest, usage: MAP_WRITE | COPY_SRC, mappedAtCreation: true });
         } else {
           await staging.mapAsync(0x2);
         }
-        const target = new Uint8Array(staging.getMappedRange(0, piece.bytes));
-        toPlanes(piece.format, piece.columns, raw, target);
+        // Planes are put together in ordinary memory: mapped memory may be uncached, and then takes whole copies only.
+        const planes = made.subarray(0, piece.bytes);
+        toPlanes(piece.format, piece.columns, raw, planes);
+        new Uint8Array(staging.getMappedRange(0, piece.bytes)).set(planes);
         staging.unmap();
         const encoder = device.createCommandEncoder();
         encoder.copyBufferToBuffer(staging, 0, buffers.get(piece.weight.name) as GPUBuffer, piece.offset, piece.bytes);
