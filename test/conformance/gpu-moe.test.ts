@@ -39,6 +39,8 @@ const layers = [
   'widths that fit nothing',
 ] as const;
 
+const softmax: RouterSpec = { gating: 'softmax', selectionBias: false, normalise: true, scale: 1 };
+
 describe('moe on the GPU', () => {
   for (const name of layers) {
     test(name, async () => {
@@ -94,7 +96,6 @@ describe('moe on the GPU', () => {
 });
 
 describe('the choice', () => {
-  const softmax: RouterSpec = { gating: 'softmax', selectionBias: false, normalise: true, scale: 1 };
   const sigmoid: RouterSpec = { gating: 'sigmoid', selectionBias: true, normalise: true, scale: 2.5 };
   const routers: Readonly<Record<string, MoeSpec>> = {
     'softmax, 8 of 128': spec(128, 8, 32),
@@ -238,19 +239,28 @@ describe('the row of the table', () => {
   });
 
   test('bounds the experts it chooses among and the ones it sums', () => {
-    const answer = (experts: number, used: number) =>
+    const answer = (experts: number, used: number, groups?: number) =>
       row.accepts(
         requestFor({
           kind: 'moe',
           layer: 0,
           input: 'x',
           prefix: 'm',
-          moe: spec(experts, used, 32),
+          moe: spec(
+            experts,
+            used,
+            32,
+            groups === undefined
+              ? {}
+              : { router: { ...softmax, groups: { count: groups, used: 1, rankedBy: 'best' } } },
+          ),
           output: 'y',
         }),
       );
     assert.equal(answer(1024, 32), true);
     assert.match(String(answer(1025, 8)), /up to 1024 experts, found 1025/);
+    assert.equal(answer(1024, 4, 256), true);
+    assert.match(String(answer(1024, 2, 512)), /up to 256 groups of experts, found 512/);
     assert.match(String(answer(128, 33)), /up to 32 experts a row, found 33/);
   });
 });

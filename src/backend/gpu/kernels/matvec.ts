@@ -12,7 +12,7 @@ import { columnsOf, KernelText, rowReader, rowsOf, spread, treeSum, unrolled } f
 /** Run rows that a decoded block is multiplied with; the least that holds a run's rows is taken. */
 const TILES = [1, 4, 8] as const;
 
-/** Vectors of input in workgroup memory: the 16 KiB that every device has. */
+/** Vectors in workgroup memory: the 16 KiB that every device has. */
 const STAGED = 1024;
 
 /** Threads that share a weight row; part of the order of sums, so it depends on the columns alone. */
@@ -92,7 +92,7 @@ function matVecKernel(
     segments
       .map((segment, i) => {
         const end = segments[i + 1]?.firstGroup;
-        return `${i === 0 ? '' : ' else '}${end === undefined ? (i === 0 ? '' : '') : `if (group < ${end}u) `}{\n${code(segment)}\n}`;
+        return `${i === 0 ? '' : ' else '}${end === undefined ? '' : `if (group < ${end}u) `}{\n${code(segment)}\n}`;
       })
       .join('');
 
@@ -104,8 +104,10 @@ ${unrolled(each, (r) => `        a${r}_${t} = fma(d${r}[${k}], v, a${r}_${t});`)
   const count = wanted ? builder.step.wantedCount : builder.step.rows;
   const body = /* wgsl */ `
 ${reader.code}
-var<workgroup> staged: array<vec4f, ${tile * 8 * staged}>;
-var<workgroup> partial: array<f32, ${groupRows * tile * lanes}>;
+// Input of the tile, and in the end each lane's sums.
+var<workgroup> staged: array<vec4f, ${Math.max(tile * 8 * staged, groupRows * tile * lanes)}>;
+
+fn sumOf(v: vec4f) -> f32 { return (v.x + v.y) + (v.z + v.w); }
 
 @compute @workgroup_size(${threads})
 fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
@@ -141,16 +143,13 @@ ${
       )}
     }
   }
+  workgroupBarrier();
 ${unrolled(each, (r) =>
-  unrolled(
-    tile,
-    (t) =>
-      `  partial[((team * ${each}u + ${r}u) * ${tile}u + ${t}u) * ${lanes}u + lane] = (a${r}_${t}.x + a${r}_${t}.y) + (a${r}_${t}.z + a${r}_${t}.w);`,
-  ),
+  unrolled(tile, (t) => `  staged[((team * ${each}u + ${r}u) * ${tile}u + ${t}u) * ${lanes}u + lane] = a${r}_${t};`),
 )}
   workgroupBarrier();
   for (var i = tid; i < ${groupRows * tile}u; i += ${threads}u) {
-    let sum = ${treeSum(Array.from({ length: lanes }, (_, lane) => `partial[i * ${lanes}u + ${lane}u]`))};
+    let sum = ${treeSum(Array.from({ length: lanes }, (_, lane) => `sumOf(staged[i * ${lanes}u + ${lane}u])`))};
     let t = first + i % ${tile}u;
     if (t >= count) { continue; }
     ${choose(

@@ -6,6 +6,7 @@
 import type { Mode } from '../../kernel.ts';
 import { KernelText } from './kernel-text.ts';
 import { buffer, type MoeLayer, sigmoidCode } from './moe-layer.ts';
+import { f32Literal } from './snippets.ts';
 
 /** A NaN that no compiler can fold away: it is only ever written as bits. */
 const NAN_BITS = '0x7fc00000u';
@@ -131,10 +132,4 @@ ${each(`    let own = groupRanks[g];
       if (other > own || (other == own && o < g)) { place++; }
     }
     kept[g] = select(0u, 1u, place < ${groups.used}u);`)}`;
-}
-
-/** An f32 as WGSL writes it, exactly. */
-export function f32Literal(x: number): string {
-  const text = String(Math.fround(x));
-  return /[.e]/.test(text) ? `${text}f` : `${text}.0f`;
 }

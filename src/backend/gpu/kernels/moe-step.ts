@@ -9,7 +9,7 @@ import { lanesOf } from './matvec.ts';
 import { buffer, type MoeLayer, sigmoidCode, value } from './moe-layer.ts';
 
 const THREADS = 128;
-/** Vectors of input in workgroup memory at once: 16 KiB with the partial sums beside them. */
+/** Blocks of input in workgroup memory at once: less than 16 KiB with the partial sums beside them. */
 const STAGED_BLOCKS = 96;
 /** Output rows of a workgroup of the down kernel, by twos. */
 const DOWN_ROWS = 4;

@@ -16,8 +16,9 @@ import { emitPromptExperts } from './moe-prompt.ts';
 import { emitRoute } from './moe-route.ts';
 import { emitStepExperts } from './moe-step.ts';
 
-/** What the choice keeps in workgroup memory is three f32 an expert and one a group, of the 16 KiB that every device has. */
+/** What the choice keeps in workgroup memory is two f32 an expert and two words a group, of the 16 KiB that every device has. */
 const MAX_EXPERTS = 1024;
+const MAX_GROUPS = 256;
 /** Partial sums of as many experts are in workgroup memory at once. */
 const MAX_USED = 32;
 
@@ -33,6 +34,8 @@ export const moeRows: readonly GpuRow[] = [
       const { moe, prefix } = request.operation as MoeOperation;
       if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
       if (moe.experts > MAX_EXPERTS) return `chooses among up to ${MAX_EXPERTS} experts, found ${moe.experts}`;
+      const groups = moe.router.groups?.count ?? 0;
+      if (groups > MAX_GROUPS) return `ranks up to ${MAX_GROUPS} groups of experts, found ${groups}`;
       if (moe.used > MAX_USED) return `sums up to ${MAX_USED} experts a row, found ${moe.used}`;
       for (const [name, { format, shape }] of Object.entries(request.weights)) {
         if (name === `${prefix}.selectionBias`) continue;
