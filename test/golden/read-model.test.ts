@@ -8,12 +8,12 @@ import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { CorruptFileError, Refusal, UsageError } from '../../src/errors.ts';
 import { openGguf } from '../../src/format/gguf.ts';
+import { meta } from '../../src/format/gguf-writer.ts';
 import type { MetadataValue, ModelFile, TensorInfo } from '../../src/format/model-file.ts';
 import { buildGraph } from '../../src/model/decoder.ts';
 import { families } from '../../src/model/families/index.ts';
 import { readModel } from '../../src/model/read-model.ts';
 import type { RopeSpec } from '../../src/model/spec.ts';
-import { meta } from '../../src/format/gguf-writer.ts';
 import { nodeModelSource } from '../support/node-source.ts';
 
 async function header(family: string): Promise<ModelFile> {

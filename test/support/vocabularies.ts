@@ -3,11 +3,11 @@
 import { readFileSync } from 'node:fs';
 import { gunzipSync } from 'node:zlib';
 import { openGguf } from '../../src/format/gguf.ts';
+import { meta } from '../../src/format/gguf-writer.ts';
 import type { MetadataValue } from '../../src/format/model-file.ts';
 import { memorySource } from '../../src/format/source.ts';
 import { byteCharacters } from '../../src/tokenizer/byte-level.ts';
 import { readTokenizer, type Tokenizer } from '../../src/tokenizer/index.ts';
-import { meta } from '../../src/format/gguf-writer.ts';
 
 const folder = new URL('../fixtures/tokenizer/', import.meta.url);
 

@@ -347,6 +347,7 @@ test('what fits in no memory is an error that says what it is', () => {
   );
   assert.throws(
     () => lay({ promptRows: 2 ** 20 }),
-    (error: unknown) => error instanceof OutOfMemoryError && /with activations an arena takes \d+ bytes/.test(error.message),
+    (error: unknown) =>
+      error instanceof OutOfMemoryError && /with activations an arena takes \d+ bytes/.test(error.message),
   );
 });

@@ -9,9 +9,9 @@ import { ENCODED_WORDS, encodedReader, int8Helpers } from '../../src/backend/gpu
 import { emitEncode, encodedName } from '../../src/backend/gpu/kernels/encode.ts';
 import { weightHelpers } from '../../src/backend/gpu/wgsl.ts';
 import { formatOf } from '../../src/quant/index.ts';
+import { sameBits } from '../conformance/support/compare.ts';
+import { tinyGraph } from '../conformance/support/tiny-graph.ts';
 import { closeGpuTestDevice, runOnGpu, type TestBinding } from '../support/gpu.ts';
-import { sameBits } from './support/compare.ts';
-import { tinyGraph } from './support/tiny-graph.ts';
 
 after(closeGpuTestDevice);
 

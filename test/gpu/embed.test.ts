@@ -10,10 +10,10 @@ import { embedRows } from '../../src/backend/gpu/kernels/embed.ts';
 import type { Mode } from '../../src/backend/kernel.ts';
 import type { EmbedOperation } from '../../src/model/graph.ts';
 import { type FormatId, formatOf, formats } from '../../src/quant/index.ts';
+import { sameBits } from '../conformance/support/compare.ts';
+import { requestFor } from '../conformance/support/requests.ts';
+import { f32Weight, tinyGraph } from '../conformance/support/tiny-graph.ts';
 import { closeGpuTestDevice, runOnGpu, type TestBinding } from '../support/gpu.ts';
-import { sameBits } from './support/compare.ts';
-import { requestFor } from './support/requests.ts';
-import { f32Weight, tinyGraph } from './support/tiny-graph.ts';
 
 after(closeGpuTestDevice);
 

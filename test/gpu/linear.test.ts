@@ -10,10 +10,9 @@ import { spread, treeSum } from '../../src/backend/gpu/kernels/kernel-text.ts';
 import { linearRows } from '../../src/backend/gpu/kernels/linear.ts';
 import type { HeadOperation, LinearOperation } from '../../src/model/graph.ts';
 import { type FormatId, formatOf } from '../../src/quant/index.ts';
-import { gaussians, kindOfRow, nastyRows, random, randomWeight } from './support/blocks.ts';
-import { near, ROWS, sameBits } from './support/compare.ts';
-import { checkGpuRows, onGpu } from './support/on-gpu.ts';
-import { casesOf } from './support/requests.ts';
+import { gaussians, kindOfRow, nastyRows, random, randomWeight } from '../conformance/support/blocks.ts';
+import { near, ROWS, sameBits } from '../conformance/support/compare.ts';
+import { casesOf } from '../conformance/support/requests.ts';
 import {
   f32Weight,
   onReference,
@@ -22,7 +21,8 @@ import {
   type TinyWeight,
   tinyGraph,
   tinyPlan,
-} from './support/tiny-graph.ts';
+} from '../conformance/support/tiny-graph.ts';
+import { checkGpuRows, onGpu } from './on-gpu.ts';
 
 interface Shape {
   readonly format: FormatId;

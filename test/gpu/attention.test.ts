@@ -13,12 +13,12 @@ import type { CacheType, KernelRequest, Mode } from '../../src/backend/kernel.ts
 import type { AttentionOperation, Operation } from '../../src/model/graph.ts';
 import type { LayerSpec } from '../../src/model/spec.ts';
 import { formatOf } from '../../src/quant/index.ts';
+import { gaussians, random } from '../conformance/support/blocks.ts';
+import { near, ROWS, sameBits } from '../conformance/support/compare.ts';
+import { requestFor } from '../conformance/support/requests.ts';
+import { onReference, type Running, type Tiny, tinyGraph, tinyPlan } from '../conformance/support/tiny-graph.ts';
 import type { DeviceOptions } from '../support/device.ts';
-import { gaussians, random } from './support/blocks.ts';
-import { near, ROWS, sameBits } from './support/compare.ts';
-import { onGpu } from './support/on-gpu.ts';
-import { requestFor } from './support/requests.ts';
-import { onReference, type Running, type Tiny, tinyGraph, tinyPlan } from './support/tiny-graph.ts';
+import { onGpu } from './on-gpu.ts';
 
 interface Shape {
   readonly heads: number;

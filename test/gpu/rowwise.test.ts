@@ -13,12 +13,12 @@ import { gpuRows } from '../../src/backend/gpu/rows.ts';
 import type { KernelRequest } from '../../src/backend/kernel.ts';
 import type { Operation, OperationKind } from '../../src/model/graph.ts';
 import type { Activation, RopeScaling } from '../../src/model/spec.ts';
+import { gaussians, nastyRows, random } from '../conformance/support/blocks.ts';
+import { ROWS, sameBits } from '../conformance/support/compare.ts';
+import { requestFor } from '../conformance/support/requests.ts';
+import { f32Weight, rowsStep, type TinyWeight, tinyGraph, tinyPlan } from '../conformance/support/tiny-graph.ts';
 import { closeGpuTestDevice, gpuTestDevice } from '../support/gpu.ts';
-import { gaussians, nastyRows, random } from './support/blocks.ts';
-import { ROWS, sameBits } from './support/compare.ts';
-import { checkGpuRows, onGpu } from './support/on-gpu.ts';
-import { requestFor } from './support/requests.ts';
-import { f32Weight, rowsStep, type TinyWeight, tinyGraph, tinyPlan } from './support/tiny-graph.ts';
+import { checkGpuRows, onGpu } from './on-gpu.ts';
 
 /** One operation whose output is `y`. */
 async function check(

@@ -13,13 +13,13 @@ import { route } from '../../src/backend/reference/moe.ts';
 import { NonFiniteError } from '../../src/errors.ts';
 import type { MoeOperation } from '../../src/model/graph.ts';
 import type { MoeSpec, RouterSpec } from '../../src/model/spec.ts';
+import { gaussians, random } from '../conformance/support/blocks.ts';
+import { near, ROWS, sameBits } from '../conformance/support/compare.ts';
+import { moeCases, moeGraph, spec } from '../conformance/support/moe-cases.ts';
+import { casesOf, requestFor } from '../conformance/support/requests.ts';
+import { rowsStep, tinyGraph, tinyPlan } from '../conformance/support/tiny-graph.ts';
 import { closeGpuTestDevice, runOnGpu } from '../support/gpu.ts';
-import { gaussians, random } from './support/blocks.ts';
-import { near, ROWS, sameBits } from './support/compare.ts';
-import { moeCases, moeGraph, spec } from './support/moe-cases.ts';
-import { checkGpuRows, onGpu } from './support/on-gpu.ts';
-import { casesOf, requestFor } from './support/requests.ts';
-import { rowsStep, tinyGraph, tinyPlan } from './support/tiny-graph.ts';
+import { checkGpuRows, onGpu } from './on-gpu.ts';
 
 after(closeGpuTestDevice);
 
