@@ -4,6 +4,7 @@ import { spawnSync } from 'node:child_process';
 import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { buildSync } from 'esbuild';
 
 const root = fileURLToPath(new URL('..', import.meta.url));
 const dist = join(root, 'dist');
@@ -37,9 +38,30 @@ function copyAssets(): void {
   for (const name of assets) copyFileSync(join(root, 'build', name), join(target, name));
 }
 
+/**
+ * Node's workers as one file each: a worker that reads one module instead of forty starts in two thirds of the time. A
+ * browser's bundler does the same with the modules as they are.
+ */
+function bundleWorkers(): void {
+  buildSync({
+    entryPoints: ['engine/engine-worker.js', 'backend/cpu/cpu-worker.js', 'tokenizer/template-worker.js'].map((path) =>
+      join(dist, path),
+    ),
+    outdir: join(dist, 'workers'),
+    entryNames: '[name]',
+    bundle: true,
+    format: 'esm',
+    platform: 'node',
+    target: 'node22',
+    packages: 'external',
+    logLevel: 'warning',
+  });
+}
+
 rmSync(dist, { recursive: true, force: true });
 node(join(root, 'scripts', 'build-wasm.ts'));
 node(join(root, 'node_modules', 'typescript', 'bin', 'tsc'), '-p', 'tsconfig.build.json');
 rewriteDeclarations();
 copyAssets();
+bundleWorkers();
 console.error(`dist: ${filesBelow(dist).length} files`);

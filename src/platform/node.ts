@@ -20,11 +20,16 @@ const READ_CHUNK = 2 ** 30;
 /** `.ts` in the checkout, `.js` in the built package. */
 const ending = import.meta.url.endsWith('.ts') ? '.ts' : '.js';
 
-const entries: Readonly<Record<WorkerEntry, string>> = {
-  'engine-worker': '../engine/engine-worker',
-  'cpu-worker': '../backend/cpu/cpu-worker',
-  'template-worker': '../tokenizer/template-worker',
+const sources: Readonly<Record<WorkerEntry, string>> = {
+  'engine-worker': '../engine/engine-worker.ts',
+  'cpu-worker': '../backend/cpu/cpu-worker.ts',
+  'template-worker': '../tokenizer/template-worker.ts',
 };
+
+/** A worker's file: the source in the checkout, one bundle in `dist/workers/` of the package, from wherever this code is in it. */
+function entryFile(entry: WorkerEntry): URL {
+  return new URL(ending === '.ts' ? sources[entry] : `../workers/${entry}.js`, import.meta.url);
+}
 
 /** A template that never ends makes garbage until it is stopped; a small young heap keeps that small. */
 const limits: Readonly<Partial<Record<string, ResourceLimits>>> = {
@@ -57,7 +62,7 @@ function openDawn(): Promise<GPU | undefined> {
 export const nodePlatform: Platform = {
   name: 'node',
   openSource,
-  spawnWorker: (entry, data) => spawnNodeWorker(new URL(entries[entry] + ending, import.meta.url), entry, data),
+  spawnWorker: (entry, data) => spawnNodeWorker(entryFile(entry), entry, data),
   features: detectFeatures,
   gpu: openDawn,
   threads: () => availableParallelism(),
