@@ -48,6 +48,14 @@ export interface BuiltStage {
 export const ROW_BLOCK = 128;
 /** Groups of four weight rows a unit of work. */
 export const UNIT_GROUPS = 16;
+/** A tall matrix is cut into longer units, since memory is read best in long runs, but into enough for every worker. */
+const MAX_UNIT_GROUPS = 256;
+const UNITS_A_WORKER = 16;
+
+/** Groups a unit of a matrix of so many. */
+export function unitGroupsOf(groups: number, threads: number): number {
+  return Math.min(MAX_UNIT_GROUPS, Math.max(UNIT_GROUPS, Math.ceil(groups / (threads * UNITS_A_WORKER))));
+}
 
 function encodedName(name: ValueName, encoding: Encoding): string {
   return encoding === 'f32' ? name : `${name} (${encoding})`;

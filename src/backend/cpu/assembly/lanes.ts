@@ -53,37 +53,59 @@ export function widen(sums: v128): v128 {
 }
 
 /** The constants of an f16 conversion; see {@link NIBBLE}. */
-export let F16_BITS: i32 = 0x8fffe000;
-export let F16_EXPONENT: i32 = 0x7c000000;
-export let F16_SCALE: f32 = reinterpret<f32>(0x77800000); // 2^112
+export let F16_MAGNITUDE: i32 = 0x7fff;
+export let F16_LEAST: i32 = 0x0400;
+export let F16_BIAS: i32 = 0x38000000; // 112 in an f32's exponent
+export let F16_TINY: f32 = 5.9604644775390625e-8; // 2^-24
 
 /**
- * Four f16 in the low halves of four lanes → f32. Subnormals are right; infinities become NaN, since neither is a weight.
- * `bits`, `exponent` and `scale` are the constants above, four times each, made once by the caller.
+ * Four f16 in the low halves of four lanes → f32; infinities become NaN, since neither is a weight. Subnormals, which the
+ * scales of real models often are, go by way of integers: a multiplication of f32 subnormals takes many times as long.
+ * `magnitude` … `tiny` are the constants above, four times each, made once by the caller.
  */
 // @ts-ignore: decorator
 @inline
-export function f16Lanes(half: v128, bits: v128, exponent: v128, scale: v128): v128 {
-  const top = i32x4.shl(half, 16);
-  const value = f32x4.mul(v128.and(i32x4.shr_s(top, 3), bits), scale);
-  const special = i32x4.eq(v128.and(top, exponent), exponent);
-  return v128.or(value, i32x4.shr_u(special, 1));
+export function f16Lanes(half: v128, magnitude: v128, least: v128, bias: v128, tiny: v128): v128 {
+  const m = v128.and(half, magnitude);
+  const normal = i32x4.add(i32x4.shl(m, 13), bias);
+  const subnormal = f32x4.mul(f32x4.convert_i32x4_s(m), tiny);
+  const value = v128.bitselect(subnormal, normal, i32x4.shr_s(i32x4.sub(m, least), 31));
+  const special = i32x4.shr_u(i32x4.shr_s(i32x4.shl(i32x4.add(m, least), 16), 31), 1);
+  return v128.or(v128.or(value, special), i32x4.shl(i32x4.shr_u(half, 15), 31));
 }
 
 /** Four consecutive f16 in memory → f32. */
 // @ts-ignore: decorator
 @inline
-export function loadF16Lanes(pointer: usize, bits: v128, exponent: v128, scale: v128): v128 {
-  return f16Lanes(v128.load_ext<u16>(pointer), bits, exponent, scale);
+export function loadF16Lanes(pointer: usize, magnitude: v128, least: v128, bias: v128, tiny: v128): v128 {
+  return f16Lanes(v128.load_ext<u16>(pointer), magnitude, least, bias, tiny);
 }
 
 /** The same where it is rare. */
 // @ts-ignore: decorator
 @inline
 export function loadF16(pointer: usize, offset: usize = 0): v128 {
-  return f16Lanes(
-    v128.load_ext<u16>(pointer + offset), i32x4.splat(F16_BITS), i32x4.splat(F16_EXPONENT), f32x4.splat(F16_SCALE),
+  return loadF16Lanes(
+    pointer + offset, i32x4.splat(F16_MAGNITUDE), i32x4.splat(F16_LEAST), i32x4.splat(F16_BIAS), f32x4.splat(F16_TINY),
   );
+}
+
+/** The constants of the shorter conversion. */
+export let F16_BITS: i32 = 0x8fffe000;
+export let F16_EXPONENT: i32 = 0x7c000000;
+export let F16_SCALE: f32 = reinterpret<f32>(0x77800000); // 2^112
+
+/**
+ * {@link loadF16Lanes} in half the instructions, for scales among which subnormals are rare: of the formats with a scale for
+ * 32 values. Subnormals are right, but slow.
+ */
+// @ts-ignore: decorator
+@inline
+export function loadF16Short(pointer: usize, bits: v128, exponent: v128, scale: v128): v128 {
+  const top = i32x4.shl(v128.load_ext<u16>(pointer), 16);
+  const value = f32x4.mul(v128.and(i32x4.shr_s(top, 3), bits), scale);
+  const special = i32x4.eq(v128.and(top, exponent), exponent);
+  return v128.or(value, i32x4.shr_u(special, 1));
 }
 
 /** Four f32 → four f16 in the low 64 bits, rounded to nearest even; too large becomes infinity. */

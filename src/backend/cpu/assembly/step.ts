@@ -3,7 +3,8 @@
 
 import { accumulate, accumulateScaled, joinDigits, signedSum } from './dot';
 import {
-  dotPairs, F16_BITS, F16_EXPONENT, F16_SCALE, HIGH_PAIR, INT16_BLOCK, lane0, lane1, lane2, lane3, loadF16Lanes, NIBBLE, widen,
+  dotPairs, F16_BIAS, F16_BITS, F16_EXPONENT, F16_LEAST, F16_MAGNITUDE, F16_SCALE, F16_TINY, HIGH_PAIR, INT16_BLOCK, lane0,
+  lane1, lane2, lane3, loadF16Lanes, loadF16Short, NIBBLE, widen,
 } from './lanes';
 import { minimumsHigh, minimumsLow, scalesHigh, scalesLow } from './tiles/q4_k';
 import { scaleOf } from './tiles/q6_k';
@@ -36,24 +37,25 @@ function highSum(a: v128, w0: v128, w1: v128, w2: v128, w3: v128, mask: v128): v
 export function stepQ4K(weight: usize, groups: i32, groupBytes: usize, tiles: i32, x: usize, out: usize): void {
   const blocks = tiles >> 3;
   const mask = i8x16.splat(<i8>NIBBLE);
-  const bits = i32x4.splat(F16_BITS);
-  const exponent = i32x4.splat(F16_EXPONENT);
-  const power = f32x4.splat(F16_SCALE);
+  const magnitude = i32x4.splat(F16_MAGNITUDE);
+  const least = i32x4.splat(F16_LEAST);
+  const bias = i32x4.splat(F16_BIAS);
+  const tiny = f32x4.splat(F16_TINY);
   for (let group = 0; group < groups; group++) {
     let from = weight + <usize>group * groupBytes;
     let at = x;
     let sum = f32x4.splat(0);
     for (let block = 0; block < blocks; block++) {
-      const d = loadF16Lanes(from, bits, exponent, power);
-      const least = f32x4.neg(loadF16Lanes(from + 8, bits, exponent, power));
+      const d = loadF16Lanes(from, magnitude, least, bias, tiny);
+      const minimum = f32x4.neg(loadF16Lanes(from + 8, magnitude, least, bias, tiny));
       let scales = scalesLow(from);
       let minimums = minimumsLow(from);
-      sum = q4Pair(from + 64, at, sum, d, least, scales, minimums, 0, mask);
-      sum = q4Pair(from + 192, at + 96, sum, d, least, scales, minimums, 2, mask);
+      sum = q4Pair(from + 64, at, sum, d, minimum, scales, minimums, 0, mask);
+      sum = q4Pair(from + 192, at + 96, sum, d, minimum, scales, minimums, 2, mask);
       scales = scalesHigh(from);
       minimums = minimumsHigh(from);
-      sum = q4Pair(from + 320, at + 192, sum, d, least, scales, minimums, 0, mask);
-      sum = q4Pair(from + 448, at + 288, sum, d, least, scales, minimums, 2, mask);
+      sum = q4Pair(from + 320, at + 192, sum, d, minimum, scales, minimums, 0, mask);
+      sum = q4Pair(from + 448, at + 288, sum, d, minimum, scales, minimums, 2, mask);
       from += 576;
       at += 384;
     }
@@ -117,7 +119,7 @@ export function stepQ4_1(weight: usize, groups: i32, groupBytes: usize, tiles: i
       const high = widen(i16x8.add(sum16(v128.load(at), l0, l1, l2, l3), sum16(v128.load(at, 16), h0, h1, h2, h3)));
       const low = widen(i16x8.add(sum16(v128.load(at, 32), l0, l1, l2, l3), sum16(v128.load(at, 48), h0, h1, h2, h3)));
       sum = accumulate(
-        sum, joinDigits(high, low), loadF16Lanes(from, bits, exponent, power), loadF16Lanes(from + 8, bits, exponent, power),
+        sum, joinDigits(high, low), loadF16Short(from, bits, exponent, power), loadF16Short(from + 8, bits, exponent, power),
         v128.load(at, 64),
       );
       from += 80;
@@ -138,7 +140,7 @@ export function stepQ8_0(weight: usize, groups: i32, groupBytes: usize, tiles: i
     let sum = f32x4.splat(0);
     for (let tile = 0; tile < tiles; tile++) {
       const dot = signedSum(from + 8, at);
-      sum = accumulateScaled(sum, dot, loadF16Lanes(from, bits, exponent, power), at);
+      sum = accumulateScaled(sum, dot, loadF16Short(from, bits, exponent, power), at);
       from += 136;
       at += INT16_BLOCK;
     }
@@ -150,16 +152,17 @@ export function stepQ8_0(weight: usize, groups: i32, groupBytes: usize, tiles: i
 export function stepQ6K(weight: usize, groups: i32, groupBytes: usize, tiles: i32, x: usize, out: usize): void {
   const blocks = tiles >> 3;
   const mask = i8x16.splat(<i8>NIBBLE);
-  const bits = i32x4.splat(F16_BITS);
-  const exponent = i32x4.splat(F16_EXPONENT);
-  const power = f32x4.splat(F16_SCALE);
+  const magnitude = i32x4.splat(F16_MAGNITUDE);
+  const least = i32x4.splat(F16_LEAST);
+  const bias = i32x4.splat(F16_BIAS);
+  const tiny = f32x4.splat(F16_TINY);
   const pair = i8x16.splat(<i8>HIGH_PAIR);
   for (let group = 0; group < groups; group++) {
     let from = weight + <usize>group * groupBytes;
     let at = x;
     let sum = f32x4.splat(0);
     for (let block = 0; block < blocks; block++) {
-      const d = loadF16Lanes(from + 832, bits, exponent, power);
+      const d = loadF16Lanes(from + 832, magnitude, least, bias, tiny);
       sum = q6Half(from, from + 512, from + 768, d, at, sum, mask, pair);
       sum = q6Half(from + 256, from + 640, from + 800, d, at + 192, sum, mask, pair);
       from += 840;

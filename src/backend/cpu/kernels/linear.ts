@@ -2,7 +2,7 @@
 
 import type { HeadOperation, LinearOperation } from '../../../model/graph.ts';
 import type { FormatId } from '../../../quant/index.ts';
-import { type Builder, UNIT_GROUPS } from '../builder.ts';
+import { type Builder, unitGroupsOf } from '../builder.ts';
 import { acceptsWeight, cpuFormats, groupsOf } from '../formats.ts';
 import type { Place, Task } from '../program.ts';
 import type { CpuRow } from '../row.ts';
@@ -60,7 +60,8 @@ function emitLinear(operation: LinearOperation | HeadOperation, builder: Builder
     writes: [output],
     weights: [weight],
     optional: head,
-    scratch: productScratch(builder.operandStride(weight)),
+    // One worker alone has the longest units.
+    scratch: productScratch(builder.operandStride(weight), unitGroupsOf(groupsOf(width), 1)),
     make: (at): LinearTask => ({
       kind: 'linear',
       arena: at.weight(weight).arena,
@@ -84,13 +85,14 @@ export function makeLinear(data: Task, worker: WorkerView): RunningTask {
     columns: task.columns,
     xStride: task.input.stride,
   });
-  const units = Math.ceil(task.groups / UNIT_GROUPS);
+  const unitGroups = unitGroupsOf(task.groups, worker.control.threads);
+  const units = Math.ceil(task.groups / unitGroups);
   const count = () => (task.wanted === 0 ? worker.step.rows : worker.step.wanted);
   return {
     units: () => (count() === 0 ? 0 : units),
     run(unit) {
-      const first = unit * UNIT_GROUPS;
-      const groups = Math.min(UNIT_GROUPS, task.groups - first);
+      const first = unit * unitGroups;
+      const groups = Math.min(unitGroups, task.groups - first);
       const out = task.output.offset + first * 16;
       product.multiply({
         weight: task.weight + first * product.groupBytes,

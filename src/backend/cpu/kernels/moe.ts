@@ -7,7 +7,7 @@
 import type { MoeOperation } from '../../../model/graph.ts';
 import type { MoeSpec } from '../../../model/spec.ts';
 import type { FormatId } from '../../../quant/index.ts';
-import { type Addresses, type Builder, ROW_BLOCK, UNIT_GROUPS } from '../builder.ts';
+import { type Addresses, type Builder, ROW_BLOCK, UNIT_GROUPS, unitGroupsOf } from '../builder.ts';
 import { acceptsWeight, groupBytes, groupsOf } from '../formats.ts';
 import type { Place } from '../program.ts';
 import type { CpuRow } from '../row.ts';
@@ -244,7 +244,7 @@ function emitProduct(
     reads: [operand],
     writes: [output],
     weights: [weight],
-    scratch: productScratch(builder.operandStride(weight)),
+    scratch: productScratch(builder.operandStride(weight), unitGroupsOf(groupsOf(rows), 1)),
     make: (at) => ({
       kind: 'linear',
       arena: at.weight(weight).arena,

@@ -11,9 +11,9 @@ import type { Arena, KernelCall, WorkerView } from '../task.ts';
 /** Bytes of the tiles at the start of scratch; see `assembly/tiles/tile.ts`. */
 const TILES_BYTES = 8 * 192;
 
-/** Scratch for products whose input rows are `xStride` bytes, in any arena. */
-export function productScratch(xStride: number): number {
-  return TILES_BYTES + ROW_BLOCK * (16 + xStride + UNIT_GROUPS * 16);
+/** Scratch for products whose input rows are `xStride` bytes, in units of so many groups, in any arena. */
+export function productScratch(xStride: number, unitGroups = UNIT_GROUPS): number {
+  return TILES_BYTES + ROW_BLOCK * (16 + xStride + unitGroups * 16);
 }
 
 export interface ProductRequest {
