@@ -20,6 +20,10 @@ export async function loadModel(
   try {
     const model = await load(modelOf(values), loadOptions(values, { signal, onProgress: progress.update }));
     loaded = true;
+    const { context: length, contextReason } = model.plan;
+    if (contextReason.includes('beyond')) {
+      await write(context.stderr, `conclave: a context of ${length} tokens, ${contextReason}: answers may get worse\n`);
+    }
     return model;
   } finally {
     progress.finish(loaded && values.json !== true ? modelNameOf(values) : undefined);

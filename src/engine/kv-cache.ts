@@ -12,6 +12,8 @@ export class PagePool {
   readonly total: number;
   /** Free pages; the last one is handed out next. */
   readonly #free: number[] = [];
+  /** Asked to give pages back when fewer than `needed` are free: those of timelines that nobody is computing. */
+  onShortage: (needed: number, asking: Timeline) => void = () => {};
 
   constructor(total: number) {
     this.total = total;
@@ -77,11 +79,12 @@ export class Timeline {
     }
     const more = needed - this.#pageCount;
     if (more <= 0) return;
+    if (more > this.#pool.free) this.#pool.onShortage(more, this);
     if (more > this.#pool.free) {
       throw new OutOfMemoryError(
         `the KV cache is full: position ${this.#length + rows} needs ${more} more of its ${this.#pool.total} pages of ` +
-          `${PAGE_ROWS} tokens, but ${this.#pool.free} are free and the other sessions hold the rest; dispose a session, ` +
-          'or load the model for more sessions or a longer context',
+          `${PAGE_ROWS} tokens, but ${this.#pool.free} are free and sessions that are at work hold the rest; let fewer work at once, ` +
+          'or load the model for more sessions',
         { data: { pages: this.#pool.total, free: this.#pool.free, needed: more } },
       );
     }

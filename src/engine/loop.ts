@@ -149,6 +149,7 @@ class EngineLoop {
     this.#vocabulary = data.spec.vocabulary;
     this.#executable = executable;
     this.#pool = new PagePool(data.plan.cache.pages);
+    this.#pool.onShortage = (needed, asking) => this.#reclaim(needed, asking);
     this.#scheduler = new Scheduler({
       executable,
       context: data.plan.context,
@@ -223,11 +224,11 @@ class EngineLoop {
   }
 
   #generate({ request: id, session, prompt, keep, sampler: settings, maxTokens, endTokens }: GenerateCommand): void {
-    let timeline = this.#timelines.get(session);
-    if (timeline === undefined) {
-      timeline = new Timeline(this.#pool, this.#plan.context);
-      this.#timelines.set(session, timeline);
-    }
+    const timeline = this.#timelines.get(session) ?? new Timeline(this.#pool, this.#plan.context);
+    // In order of use: the ones at the front have rested longest.
+    this.#timelines.delete(session);
+    this.#timelines.set(session, timeline);
+    // It may hold less than the session believes, if its pages were wanted elsewhere meanwhile.
     timeline.rewind(keep);
     const sampler = new Sampler(settings, this.#workspace);
     sampler.observePrompt(prompt);
@@ -238,6 +239,14 @@ class EngineLoop {
       );
     } catch (error) {
       this.#post({ type: 'failed', request: id, error: recordError(error), ...outcome(timeline) });
+    }
+  }
+
+  /** Takes the pages of sessions that rest, those that have rested longest first; they read their prompts again. */
+  #reclaim(needed: number, asking: Timeline): void {
+    for (const timeline of this.#timelines.values()) {
+      if (this.#pool.free >= needed) return;
+      if (timeline !== asking && !this.#scheduler.holds(timeline)) timeline.rewind(0);
     }
   }
 
@@ -295,8 +304,8 @@ class EngineLoop {
 }
 
 function timing(request: Request): Timing {
-  const { startedAt, firstTokenAt, lastTokenAt } = request;
-  return { prefillMs: Math.max(0, firstTokenAt - startedAt), decodeMs: lastTokenAt - firstTokenAt };
+  const { reusedRows, startedAt, firstTokenAt, lastTokenAt } = request;
+  return { reusedRows, prefillMs: Math.max(0, firstTokenAt - startedAt), decodeMs: lastTokenAt - firstTokenAt };
 }
 
 function outcome({ length, promptRows }: Timeline): Outcome {

@@ -84,6 +84,8 @@ export interface Outcome {
 }
 
 export interface Timing {
+  /** Rows of the prompt that the timeline held already. */
+  readonly reusedRows: number;
   /** From the first prompt chunk's start to the first token. */
   readonly prefillMs: number;
   /** From the first token to the last one. */

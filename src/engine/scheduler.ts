@@ -45,6 +45,8 @@ export class Request {
   readonly sampler: Sampler;
   readonly maxTokens: number;
   readonly endTokens: ReadonlySet<number>;
+  /** Rows of its whole prompt that the timeline held when it came. */
+  readonly reusedRows: number;
   /** Prompt rows done. */
   promptDone = 0;
   /** Tokens generated; the last one, `pending`, is not in the timeline yet. */
@@ -58,6 +60,7 @@ export class Request {
   constructor(options: RequestOptions) {
     this.id = options.id;
     this.timeline = options.timeline;
+    this.reusedRows = options.timeline.length;
     this.prompt = options.prompt;
     this.sampler = options.sampler;
     this.maxTokens = options.maxTokens;
@@ -90,6 +93,11 @@ export class Scheduler {
 
   get busy(): boolean {
     return this.#prompts.length > 0 || this.#running.length > 0;
+  }
+
+  /** Whether a request that is here writes to a timeline. */
+  holds(timeline: Timeline): boolean {
+    return [...this.#prompts, ...this.#running].some((request) => request.timeline === timeline);
   }
 
   /** Whether a chunk of a prompt is to be read. */

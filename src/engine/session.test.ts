@@ -330,17 +330,38 @@ suite('a session', () => {
   });
 });
 
-test('sessions share the cache: a full one says so, and a disposed session makes room', async () => {
-  const model = await fakeModel({ pages: 8 });
-  const [first, second] = [model.session(), model.session()];
-  await answer(first, letters(400));
-  await assert.rejects(
-    answer(second, letters(200)),
-    (error) => error instanceof OutOfMemoryError && /dispose a session/.test(error.message),
-  );
-  await first.dispose();
-  assert.equal((await answer(second, letters(200))).tokens.length, 30);
-  await model.dispose();
+suite('sessions share the cache', () => {
+  test('one that rests gives its pages to one that works, and reads its prompt again', async () => {
+    const model = await fakeModel({ pages: 8 });
+    const [first, second] = [model.session(), model.session()];
+    const before = await answer(first, letters(400));
+    const other = await answer(second, letters(200));
+    assert.equal(other.tokens.length, 30);
+    const again = await answer(first, letters(400));
+    assert.equal(again.usage.cachedTokens, 0);
+    assert.deepEqual(again.tokens, before.tokens);
+    // Nobody wanted its pages since, so now they are reused.
+    assert.equal((await answer(first, letters(400))).usage.cachedTokens, 399);
+    await model.dispose();
+  });
+
+  test('many that need more than there is, one after the other, are all answered', async () => {
+    const model = await fakeModel({ pages: 8 });
+    for (let i = 0; i < 12; i++) assert.equal((await answer(model.session(), letters(200, i))).tokens.length, 30);
+    await model.dispose();
+  });
+
+  test('too many at work at once: those without room say so, and are answered later', async () => {
+    const model = await fakeModel({ pages: 8 });
+    const sessions = [model.session(), model.session()];
+    const results = await Promise.allSettled(sessions.map((session) => answer(session, letters(400))));
+    const failed = results.findIndex(({ status }) => status === 'rejected');
+    assert.equal(results.filter(({ status }) => status === 'rejected').length, 1);
+    const { reason } = results[failed] as PromiseRejectedResult;
+    assert.ok(reason instanceof OutOfMemoryError && /let fewer work at once/.test(reason.message));
+    assert.equal((await answer(sessions[failed] as Session, letters(400))).tokens.length, 30);
+    await model.dispose();
+  });
 });
 
 test('what the file says of sampling holds unless an option says else', async () => {

@@ -124,7 +124,7 @@ export class ModelSession implements Session {
     signal?.addEventListener('abort', abort);
     try {
       let reason: FinishReason | undefined;
-      let timing: Timing = { prefillMs: 0, decodeMs: 0 };
+      let timing: Timing = { reusedRows: keep, prefillMs: 0, decodeMs: 0 };
       while (reason === undefined) {
         const item = await stream.next();
         if (item.type === 'tokens') {
@@ -147,7 +147,7 @@ export class ModelSession implements Session {
       const usage = makeUsage(
         {
           promptTokens: tokens.length,
-          cachedTokens: keep,
+          cachedTokens: timing.reusedRows,
           completionTokens: answer.tokens.length,
           seed: settings.seed,
         },
