@@ -11,21 +11,22 @@ import { stepDispatches } from '../../src/backend/gpu/kernels/attention-step.ts'
 import { gpuRows } from '../../src/backend/gpu/rows.ts';
 import type { CacheType, KernelRequest, Mode } from '../../src/backend/kernel.ts';
 import type { AttentionOperation, Operation } from '../../src/model/graph.ts';
-import type { LayerSpec } from '../../src/model/spec.ts';
-import { formatOf } from '../../src/quant/index.ts';
-import { gaussians, random } from '../conformance/support/blocks.ts';
+import {
+  attentionOver,
+  type Inputs,
+  inputsOf,
+  lengths,
+  type Row,
+  roundedToF16,
+  type SequenceName,
+  type Shape,
+  sequences,
+} from '../conformance/support/attention-cases.ts';
 import { near, ROWS, sameBits } from '../conformance/support/compare.ts';
 import { requestFor } from '../conformance/support/requests.ts';
-import { onReference, type Running, type Tiny, tinyGraph, tinyPlan } from '../conformance/support/tiny-graph.ts';
+import { onReference, type Running, type Tiny, tinyPlan } from '../conformance/support/tiny-graph.ts';
 import type { DeviceOptions } from '../support/device.ts';
 import { onGpu } from './on-gpu.ts';
-
-interface Shape {
-  readonly heads: number;
-  readonly kvHeads: number;
-  readonly headDim: number;
-  readonly valueDim: number;
-}
 
 /** Query heads a key head: 1 to 32, in one tile and in several; widths that fill no slice, and the widest. */
 const shapes: readonly Shape[] = [
@@ -39,79 +40,7 @@ const shapes: readonly Shape[] = [
   { heads: 5, kvHeads: 1, headDim: 256, valueDim: 256 },
 ];
 
-type Inputs = Readonly<Record<'query' | 'key' | 'value', Float32Array<ArrayBuffer>>>;
-
-function inputsOf({ heads, kvHeads, headDim, valueDim }: Shape, seed: number): Inputs {
-  const next = random(seed);
-  const values = gaussians(ROWS * kvHeads * valueDim, next);
-  // Some rows of zeros, and an outlier here and there.
-  for (let i = 0; i < values.length; i++) {
-    if (Math.floor(i / (kvHeads * valueDim)) % 9 === 4) values[i] = 0;
-    else if (i % 97 === 13) values[i] = 300 * (values[i] as number);
-  }
-  return {
-    query: gaussians(ROWS * heads * headDim, next) as Float32Array<ArrayBuffer>,
-    key: gaussians(ROWS * kvHeads * headDim, next) as Float32Array<ArrayBuffer>,
-    value: values as Float32Array<ArrayBuffer>,
-  };
-}
-
-/** As f16 holds them: a cache of f16 then loses nothing. */
-function roundedToF16(values: Float32Array<ArrayBuffer>): Float32Array<ArrayBuffer> {
-  const bytes = new Uint8Array(values.length * 2);
-  const format = formatOf('F16');
-  format.encode?.(values, 0, bytes, 0, values.length);
-  const rounded = new Float32Array(values.length);
-  format.decode(bytes, 0, rounded, 0, values.length);
-  return rounded;
-}
-
-function attentionOver(shape: Shape, inputs: Inputs): Tiny {
-  const { heads, headDim, valueDim } = shape;
-  const scale = 1 / Math.sqrt(headDim);
-  const operation: Operation = {
-    kind: 'attention',
-    layer: 0,
-    query: 'query',
-    key: 'key',
-    value: 'value',
-    ...shape,
-    scale,
-    output: 'y',
-  };
-  const layer: LayerSpec = {
-    attention: {
-      ...shape,
-      scale,
-      norm: { epsilon: 1e-6 },
-      bias: { query: false, key: false, value: false, output: false },
-    },
-    feedForward: { kind: 'dense', norm: { epsilon: 1e-6 }, inner: 0, activation: 'silu' },
-  };
-  return tinyGraph({
-    rows: ROWS,
-    inputs: { ...inputs },
-    operations: [operation],
-    widths: { y: heads * valueDim },
-    output: 'y',
-    layers: [layer],
-  });
-}
-
-/** Sequences by their pages; which token stands at a position. All lie scattered among 12 pages. */
-const sequences = {
-  long: { pages: [5, 2, 9, 7], token: (position: number) => position },
-  middle: { pages: [0, 8], token: (position: number) => 199 - position },
-  short: { pages: [3], token: (position: number) => 50 + 3 * position },
-} as const;
-type SequenceName = keyof typeof sequences;
 const names = ['long', 'middle', 'short'] as const;
-const lengths: Readonly<Record<SequenceName, number>> = { long: ROWS, middle: 100, short: 3 };
-
-interface Row {
-  readonly sequence: SequenceName;
-  readonly position: number;
-}
 
 const run = (sequence: SequenceName, first: number, end: number): Row[] =>
   Array.from({ length: end - first }, (_, i) => ({ sequence, position: first + i }));
