@@ -49,6 +49,8 @@ export interface LoadProgress {
 
 export interface PrepareRequest {
   readonly plan: Plan;
+  /** What placing has made for this backend already (`programOf`); absent: it is made again, the same. */
+  readonly program?: unknown;
   readonly spec: ModelSpec;
   readonly graph: Graph;
   readonly weights: Weights;

@@ -46,6 +46,8 @@ export function bootEngine(
 export interface EngineStart {
   readonly booted: BootedEngine;
   readonly plan: Plan;
+  /** Of `programOf`, where there is one. */
+  readonly program?: unknown;
   readonly spec: ModelSpec;
   readonly graph: Graph;
   readonly weights: Weights;
@@ -95,7 +97,7 @@ export class EngineClient {
     }
   }
 
-  private constructor({ booted, plan, spec, graph, weights, sources, onProgress }: EngineStart) {
+  private constructor({ booted, plan, program, spec, graph, weights, sources, onProgress }: EngineStart) {
     this.#flags = booted.flags && new Int32Array(booted.flags);
     this.#sources = sources;
     this.#onProgress = onProgress;
@@ -106,6 +108,7 @@ export class EngineClient {
     this.#worker.postMessage({
       type: 'prepare',
       plan,
+      program,
       spec,
       graph,
       weights: [...weights.values()],

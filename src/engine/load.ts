@@ -8,7 +8,7 @@ import { buildGraph } from '../model/decoder.ts';
 import type { Graph } from '../model/graph.ts';
 import { type ReadModel, readModel } from '../model/read-model.ts';
 import { explain } from '../plan/explain.ts';
-import { plan as makePlan } from '../plan/place.ts';
+import { plan as makePlan, programOf } from '../plan/place.ts';
 import type { Plan, PlanOptions } from '../plan/plan.ts';
 import { type Platform, platform } from '../platform/index.ts';
 import { readTokenizer, type Tokenizer } from '../tokenizer/index.ts';
@@ -88,6 +88,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
     const starting = EngineClient.start({
       booted: booted as BootedEngine,
       plan,
+      program: programOf(plan),
       spec: model.spec,
       graph,
       weights: model.weights,

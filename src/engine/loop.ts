@@ -52,6 +52,7 @@ export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promi
     const data = await prepare.promise;
     const executable = await backend.prepare({
       plan: data.plan,
+      program: data.program,
       spec: data.spec,
       graph: data.graph,
       weights: new Map(data.weights.map((weight) => [weight.name, weight])),

@@ -23,6 +23,7 @@ export interface EngineBoot {
 export interface PrepareCommand {
   readonly type: 'prepare';
   readonly plan: Plan;
+  readonly program?: unknown;
   readonly spec: ModelSpec;
   readonly graph: Graph;
   readonly weights: readonly Weight[];

@@ -41,7 +41,7 @@ export function plan(request: PlanRequest): Plan {
     memoryBytes,
     place: (length) => placer.place({ request, context: length, cacheType, promptRows, rows }),
   });
-  return {
+  const made: Plan = {
     architecture: spec.architecture,
     device,
     threads: placer.threads(request),
@@ -62,6 +62,16 @@ export function plan(request: PlanRequest): Plan {
     bytesPerToken: bytesPerToken(graph, weights),
     reproducible: true,
   };
+  programs.set(made, placed.program);
+  return made;
+}
+
+/** What {@link programOf} gives; no part of the plan, which is for people and prints as JSON. */
+const programs = new WeakMap<Plan, unknown>();
+
+/** The backend's program that placing made for a plan, so that it need not be made again. */
+export function programOf(plan: Plan): unknown {
+  return programs.get(plan);
 }
 
 function chooseRows(given: {

@@ -32,6 +32,8 @@ export interface Placed {
   readonly cacheBytes: number;
   readonly bufferBytes: number;
   readonly total: number;
+  /** The backend's own program, where placing makes one; plain data. */
+  readonly program?: unknown;
 }
 
 export interface PlaceRequest {

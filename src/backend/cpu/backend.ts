@@ -30,7 +30,7 @@ async function prepare(request: PrepareRequest, early: readonly PlatformWorker[]
     if (workers.length !== plan.threads - 1) {
       throw new InternalError(`${workers.length + 1} threads were started for a plan of ${plan.threads}`);
     }
-    const program = programFor(request);
+    const program = (request.program as CpuProgram | undefined) ?? programFor(request);
     const pieces = storePieces(weights, program);
     const memories = program.arenas.map(allocateArena);
     const pool = Pool.start(workers, { program, pieces, memories, module: await kernelModule(place, plan) });

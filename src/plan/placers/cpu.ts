@@ -89,5 +89,6 @@ function place({ request, context, cacheType, promptRows, rows }: PlaceRequest):
     cacheBytes,
     bufferBytes: total - weightBytes - cacheBytes,
     total,
+    program,
   };
 }
