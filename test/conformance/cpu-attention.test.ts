@@ -5,24 +5,25 @@
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import type { Step } from '../../src/backend/backend.ts';
 import { cpuRows } from '../../src/backend/cpu/rows.ts';
-import type { CacheType, Mode } from '../../src/backend/kernel.ts';
+import type { CacheType } from '../../src/backend/kernel.ts';
 import { NonFiniteError } from '../../src/errors.ts';
-import type { DeviceOptions } from '../support/device.ts';
 import {
   attentionOver,
+  checkRuns,
+  chunkedPrompt,
   type Inputs,
   inputsOf,
-  lengths,
-  type Row,
+  options,
   roundedToF16,
-  type SequenceName,
+  run,
   type Shape,
-  sequences,
+  sequenceNames,
+  stepOf,
+  wholePrompts,
 } from './support/attention-cases.ts';
 import { near, PLAIN, ROWS, SMALL_ARENAS, sameBits } from './support/compare.ts';
-import { onCpu, onReference, type Running, type Tiny, tinyPlan } from './support/tiny-graph.ts';
+import { onCpu, onReference, type Tiny, tinyPlan } from './support/tiny-graph.ts';
 
 /** Query heads a key head: 1 to 32; widths around the 16 and 64 bytes that loops take. */
 const shapes: readonly Shape[] = [
@@ -35,95 +36,13 @@ const shapes: readonly Shape[] = [
   { heads: 62, kvHeads: 2, headDim: 4, valueDim: 8 },
 ];
 
-const run = (sequence: SequenceName, first: number, end: number): Row[] =>
-  Array.from({ length: end - first }, (_, i) => ({ sequence, position: first + i }));
-
-function stepOf(
-  mode: Mode,
-  rows: readonly Row[],
-  pagesOf: (name: SequenceName) => readonly number[] = (name) => sequences[name].pages,
-): Step {
-  const names = [...new Set(rows.map(({ sequence }) => sequence))];
-  return {
-    mode,
-    tokens: Int32Array.from(rows, ({ sequence, position }) => sequences[sequence].token(position)),
-    positions: Int32Array.from(rows, ({ position }) => position),
-    sequences: Int32Array.from(rows, ({ sequence }) => names.indexOf(sequence)),
-    pageTables: names.map((name) => Int32Array.from(pagesOf(name))),
-    wanted: new Int32Array(0),
-  };
-}
-
-const options = (cache: CacheType, more: DeviceOptions = {}): DeviceOptions => ({ cache, sessions: 3, ...more });
-
-/** Every row of every sequence, each sequence as one prompt. */
-async function wholePrompts({ run: runStep }: Running): Promise<Record<SequenceName, Float32Array>> {
-  const values: Partial<Record<SequenceName, Float32Array>> = {};
-  for (const name of ['long', 'middle', 'short'] as const)
-    values[name] = await runStep(stepOf('prompt', run(name, 0, lengths[name])));
-  return values as Record<SequenceName, Float32Array>;
-}
-
-/** Positions on both sides of page borders. */
-const edges = [0, 1, 2, 3, 62, 63, 64, 65, 127, 128, 129, 130, 191, 192, 199];
-
 async function checkAttention(shape: Shape, inputs: Inputs, cache: CacheType, tolerance: number): Promise<void> {
   const tiny = attentionOver(shape, inputs);
   const expected = await onReference(tiny, options(cache), wholePrompts);
   const width = shape.heads * shape.valueDim;
   const what = JSON.stringify(shape);
   assert.equal(tinyPlan(tiny, options(cache)).operations.at(-1)?.rows.step, `attention-${cache}`);
-  await onCpu(tiny, options(cache), async (cpu) => {
-    const whole = await wholePrompts(cpu);
-    const rowOf = (values: Float32Array, position: number) => values.subarray(position * width, (position + 1) * width);
-    for (const name of Object.keys(whole) as SequenceName[])
-      near(whole[name], expected[name], tolerance, `${what}, ${name}`);
-
-    const together = [...run('long', 150, 200), ...run('middle', 0, 100), ...run('short', 0, 3)];
-    const mixed = await cpu.run(stepOf('prompt', together));
-    together.forEach(({ sequence, position }, i) => {
-      sameBits(
-        rowOf(mixed, i),
-        rowOf(whole[sequence], position),
-        `${what}: prompt row ${position} of ${sequence} beside others`,
-      );
-    });
-
-    // Steps have an order of their own, so their rows are held to the reference and to each other.
-    const alone = new Map<number, Float32Array>();
-    for (const position of edges) {
-      const found = await cpu.run(stepOf('step', run('long', position, position + 1)));
-      alone.set(position, found);
-    }
-    const pick = (values: Float32Array) => Float32Array.from(edges.flatMap((position) => [...rowOf(values, position)]));
-    near(
-      Float32Array.from(edges.flatMap((position) => [...(alone.get(position) as Float32Array)])),
-      pick(expected.long),
-      tolerance,
-      `${what}, steps`,
-    );
-    const others: Row[] = [
-      { sequence: 'short', position: 2 },
-      { sequence: 'middle', position: 99 },
-    ];
-    const batch = [...others, ...edges.map((position): Row => ({ sequence: 'long', position }))];
-    const batched = await cpu.run(stepOf('step', batch));
-    batch.forEach(({ sequence, position }, i) => {
-      if (sequence === 'long')
-        sameBits(rowOf(batched, i), alone.get(position) as Float32Array, `${what}: step row ${position} in a batch`);
-    });
-    for (const [i, other] of others.entries()) {
-      sameBits(await cpu.run(stepOf('step', [other])), rowOf(batched, i), `${what}: ${other.sequence} alone`);
-    }
-    const verify = await cpu.run(stepOf('step', run('long', 136, 200)));
-    for (const position of edges.filter((at) => at >= 136)) {
-      sameBits(
-        rowOf(verify, position - 136),
-        alone.get(position) as Float32Array,
-        `${what}: row ${position} of a verify`,
-      );
-    }
-  });
+  await onCpu(tiny, options(cache), (cpu) => checkRuns(cpu, { expected, width, tolerance, what }));
   await checkPlacement(tiny, cache, what);
 }
 
@@ -132,17 +51,8 @@ async function checkPlacement(tiny: Tiny, cache: CacheType, what: string): Promi
   const base = await onCpu(tiny, options(cache), wholePrompts);
   await onCpu(tiny, options(cache, { arenaBytes: SMALL_ARENAS, features: PLAIN, threads: 3 }), async (cpu) => {
     const found = await wholePrompts(cpu);
-    for (const name of Object.keys(base) as SequenceName[])
-      sameBits(found[name], base[name], `${what}: ${name}, elsewhere`);
-    const pages = () => [11, 10, 6, 4];
-    let at = 0;
-    const chunks = new Float32Array(base.long.length);
-    for (const size of [1, 2, 60, 1, 1, 64, 65, 6]) {
-      chunks.set(await cpu.run(stepOf('prompt', run('long', at, at + size), pages)), (at * chunks.length) / ROWS);
-      at += size;
-    }
-    assert.equal(at, ROWS);
-    sameBits(chunks, base.long, `${what}: chunks, in other pages`);
+    for (const name of sequenceNames) sameBits(found[name], base[name], `${what}: ${name}, elsewhere`);
+    sameBits(await chunkedPrompt(cpu, base.long.length / ROWS), base.long, `${what}: chunks, in other pages`);
   });
 }
 

@@ -5,27 +5,30 @@
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import type { Step } from '../../src/backend/backend.ts';
 import { Builder } from '../../src/backend/gpu/builder.ts';
 import { stepDispatches } from '../../src/backend/gpu/kernels/attention-step.ts';
 import { gpuRows } from '../../src/backend/gpu/rows.ts';
-import type { CacheType, KernelRequest, Mode } from '../../src/backend/kernel.ts';
+import type { CacheType, KernelRequest } from '../../src/backend/kernel.ts';
 import type { AttentionOperation, Operation } from '../../src/model/graph.ts';
 import {
   attentionOver,
+  checkRuns,
+  chunkedPrompt,
+  edges,
   type Inputs,
   inputsOf,
-  lengths,
-  type Row,
+  options,
+  otherPages,
   roundedToF16,
-  type SequenceName,
+  run,
   type Shape,
   sequences,
+  stepOf,
+  wholePrompts,
 } from '../conformance/support/attention-cases.ts';
 import { near, ROWS, sameBits } from '../conformance/support/compare.ts';
 import { requestFor } from '../conformance/support/requests.ts';
-import { onReference, type Running, type Tiny, tinyPlan } from '../conformance/support/tiny-graph.ts';
-import type { DeviceOptions } from '../support/device.ts';
+import { onReference, type Tiny, tinyPlan } from '../conformance/support/tiny-graph.ts';
 import { onGpu } from './on-gpu.ts';
 
 /** Query heads a key head: 1 to 32, in one tile and in several; widths that fill no slice, and the widest. */
@@ -40,39 +43,6 @@ const shapes: readonly Shape[] = [
   { heads: 5, kvHeads: 1, headDim: 256, valueDim: 256 },
 ];
 
-const names = ['long', 'middle', 'short'] as const;
-
-const run = (sequence: SequenceName, first: number, end: number): Row[] =>
-  Array.from({ length: end - first }, (_, i) => ({ sequence, position: first + i }));
-
-function stepOf(
-  mode: Mode,
-  rows: readonly Row[],
-  pagesOf: (name: SequenceName) => readonly number[] = (name) => sequences[name].pages,
-): Step {
-  const used = [...new Set(rows.map(({ sequence }) => sequence))];
-  return {
-    mode,
-    tokens: Int32Array.from(rows, ({ sequence, position }) => sequences[sequence].token(position)),
-    positions: Int32Array.from(rows, ({ position }) => position),
-    sequences: Int32Array.from(rows, ({ sequence }) => used.indexOf(sequence)),
-    pageTables: used.map((name) => Int32Array.from(pagesOf(name))),
-    wanted: new Int32Array(0),
-  };
-}
-
-const options = (cache: CacheType, more: DeviceOptions = {}): DeviceOptions => ({ cache, sessions: 3, ...more });
-
-/** Every row of every sequence, each sequence as one prompt. */
-async function wholePrompts({ run: runStep }: Running): Promise<Record<SequenceName, Float32Array>> {
-  const values: Partial<Record<SequenceName, Float32Array>> = {};
-  for (const name of names) values[name] = await runStep(stepOf('prompt', run(name, 0, lengths[name])));
-  return values as Record<SequenceName, Float32Array>;
-}
-
-/** Positions on both sides of page borders. */
-const edges = [0, 1, 2, 3, 62, 63, 64, 65, 127, 128, 129, 130, 191, 192, 199];
-
 async function checkAttention(shape: Shape, inputs: Inputs, cache: CacheType, tolerance: number): Promise<void> {
   const tiny = attentionOver(shape, inputs);
   const expected = await onReference(tiny, options(cache), wholePrompts);
@@ -80,57 +50,12 @@ async function checkAttention(shape: Shape, inputs: Inputs, cache: CacheType, to
   const what = JSON.stringify(shape);
   const planned = tinyPlan(tiny, { ...options(cache), device: 'gpu' }).operations.at(-1)?.rows;
   assert.deepEqual(planned, { prompt: `attention-${cache}`, step: `attention-${cache}` });
-  const rowOf = (values: Float32Array, position: number) => values.subarray(position * width, (position + 1) * width);
   await onGpu(tiny, options(cache), async (gpu) => {
-    const base = await wholePrompts(gpu);
-    for (const name of names) near(base[name], expected[name], tolerance, `${what}, ${name}`);
-
-    const together = [...run('long', 150, 200), ...run('middle', 0, 100), ...run('short', 0, 3)];
-    const mixed = await gpu.run(stepOf('prompt', together));
-    together.forEach(({ sequence, position }, i) => {
-      sameBits(rowOf(mixed, i), rowOf(base[sequence], position), `${what}: prompt row ${position} of ${sequence}`);
-    });
-
-    // Steps have an order of their own, so their rows are held to the reference and to each other.
-    const alone = new Map<number, Float32Array>();
-    for (const position of edges) {
-      alone.set(position, await gpu.run(stepOf('step', run('long', position, position + 1))));
-    }
-    near(
-      Float32Array.from(edges.flatMap((position) => [...(alone.get(position) as Float32Array)])),
-      Float32Array.from(edges.flatMap((position) => [...rowOf(expected.long, position)])),
-      tolerance,
-      `${what}, steps`,
-    );
-    const others: Row[] = [
-      { sequence: 'short', position: 2 },
-      { sequence: 'middle', position: 99 },
-    ];
-    const batch = [...others, ...edges.map((position): Row => ({ sequence: 'long', position }))];
-    const batched = await gpu.run(stepOf('step', batch));
-    batch.forEach(({ sequence, position }, i) => {
-      if (sequence !== 'long') return;
-      sameBits(rowOf(batched, i), alone.get(position) as Float32Array, `${what}: step row ${position} in a batch`);
-    });
-    for (const [i, other] of others.entries()) {
-      sameBits(await gpu.run(stepOf('step', [other])), rowOf(batched, i), `${what}: ${other.sequence} alone`);
-    }
-    const verify = await gpu.run(stepOf('step', run('long', 136, 200)));
-    for (const position of edges.filter((at) => at >= 136)) {
-      sameBits(rowOf(verify, position - 136), alone.get(position) as Float32Array, `${what}: row ${position}, verify`);
-    }
-
+    const { prompts, alone } = await checkRuns(gpu, { expected, width, tolerance, what });
     // In other pages, in chunks; the pages still hold what the runs above left there.
-    let at = 0;
-    const chunks = new Float32Array(base.long.length);
-    for (const size of [1, 2, 60, 1, 1, 64, 65, 6]) {
-      chunks.set(await gpu.run(stepOf('prompt', run('long', at, at + size), () => [11, 10, 6, 4])), at * width);
-      at += size;
-    }
-    assert.equal(at, ROWS);
-    sameBits(chunks, base.long, `${what}: chunks, in other pages`);
+    sameBits(await chunkedPrompt(gpu, width), prompts.long, `${what}: chunks, in other pages`);
     for (const position of edges) {
-      const step = stepOf('step', run('long', position, position + 1), () => [11, 10, 6, 4]);
+      const step = stepOf('step', run('long', position, position + 1), otherPages);
       sameBits(await gpu.run(step), alone.get(position) as Float32Array, `${what}: step row ${position}, other pages`);
     }
   });

@@ -1,11 +1,18 @@
-/** What the attention suites of every device share: inputs, a graph of one attention, and sequences in scattered pages. */
+/**
+ * What the attention suites of every device share: inputs, a graph of one attention, sequences in scattered pages, and
+ * the runs whose rows must agree with the reference and with each other.
+ */
 
+import assert from 'node:assert/strict';
+import type { Step } from '../../../src/backend/backend.ts';
+import type { CacheType, Mode } from '../../../src/backend/kernel.ts';
 import type { Operation } from '../../../src/model/graph.ts';
 import type { LayerSpec } from '../../../src/model/spec.ts';
 import { formatOf } from '../../../src/quant/index.ts';
+import type { DeviceOptions } from '../../support/device.ts';
 import { gaussians, random } from './blocks.ts';
-import { ROWS } from './compare.ts';
-import { type Tiny, tinyGraph } from './tiny-graph.ts';
+import { near, ROWS, sameBits } from './compare.ts';
+import { type Running, type Tiny, tinyGraph } from './tiny-graph.ts';
 
 export interface Shape {
   readonly heads: number;
@@ -85,4 +92,112 @@ export const lengths: Readonly<Record<SequenceName, number>> = { long: ROWS, mid
 export interface Row {
   readonly sequence: SequenceName;
   readonly position: number;
+}
+
+export const sequenceNames = ['long', 'middle', 'short'] as const;
+
+export const run = (sequence: SequenceName, first: number, end: number): Row[] =>
+  Array.from({ length: end - first }, (_, i) => ({ sequence, position: first + i }));
+
+export function stepOf(
+  mode: Mode,
+  rows: readonly Row[],
+  pagesOf: (name: SequenceName) => readonly number[] = (name) => sequences[name].pages,
+): Step {
+  const used = [...new Set(rows.map(({ sequence }) => sequence))];
+  return {
+    mode,
+    tokens: Int32Array.from(rows, ({ sequence, position }) => sequences[sequence].token(position)),
+    positions: Int32Array.from(rows, ({ position }) => position),
+    sequences: Int32Array.from(rows, ({ sequence }) => used.indexOf(sequence)),
+    pageTables: used.map((name) => Int32Array.from(pagesOf(name))),
+    wanted: new Int32Array(0),
+  };
+}
+
+export const options = (cache: CacheType, more: DeviceOptions = {}): DeviceOptions => ({ cache, sessions: 3, ...more });
+
+export type Prompts = Readonly<Record<SequenceName, Float32Array>>;
+
+/** Every row of every sequence, each sequence as one prompt. */
+export async function wholePrompts({ run: runStep }: Running): Promise<Prompts> {
+  const values: Partial<Record<SequenceName, Float32Array>> = {};
+  for (const name of sequenceNames) values[name] = await runStep(stepOf('prompt', run(name, 0, lengths[name])));
+  return values as Prompts;
+}
+
+/** Positions on both sides of page borders. */
+export const edges = [0, 1, 2, 3, 62, 63, 64, 65, 127, 128, 129, 130, 191, 192, 199];
+
+/** Where the long sequence lies when it lies elsewhere. */
+export const otherPages = () => [11, 10, 6, 4];
+
+/** The long sequence as prompts of several sizes, in {@link otherPages}. */
+export async function chunkedPrompt(device: Running, width: number): Promise<Float32Array> {
+  const values = new Float32Array(ROWS * width);
+  let at = 0;
+  for (const size of [1, 2, 60, 1, 1, 64, 65, 6]) {
+    values.set(await device.run(stepOf('prompt', run('long', at, at + size), otherPages)), at * width);
+    at += size;
+  }
+  assert.equal(at, ROWS);
+  return values;
+}
+
+/**
+ * Prompts against the reference and beside each other; steps against the reference, in a batch and as a verify.
+ * @returns the prompts' rows, and the rows of the long sequence at {@link edges} as steps of one
+ */
+export async function checkRuns(
+  device: Running,
+  given: {
+    readonly expected: Prompts;
+    /** Values a row. */
+    readonly width: number;
+    readonly tolerance: number;
+    readonly what: string;
+  },
+): Promise<{ prompts: Prompts; alone: ReadonlyMap<number, Float32Array> }> {
+  const { expected, width, tolerance, what } = given;
+  const rowOf = (values: Float32Array, position: number) => values.subarray(position * width, (position + 1) * width);
+  const prompts = await wholePrompts(device);
+  for (const name of sequenceNames) near(prompts[name], expected[name], tolerance, `${what}, ${name}`);
+
+  const together = [...run('long', 150, 200), ...run('middle', 0, 100), ...run('short', 0, 3)];
+  const mixed = await device.run(stepOf('prompt', together));
+  together.forEach(({ sequence, position }, i) => {
+    const which = `${what}: prompt row ${position} of ${sequence} beside others`;
+    sameBits(rowOf(mixed, i), rowOf(prompts[sequence], position), which);
+  });
+
+  // Steps have an order of their own, so their rows are held to the reference and to each other.
+  const alone = new Map<number, Float32Array>();
+  for (const position of edges) {
+    alone.set(position, await device.run(stepOf('step', run('long', position, position + 1))));
+  }
+  near(
+    Float32Array.from(edges.flatMap((position) => [...(alone.get(position) as Float32Array)])),
+    Float32Array.from(edges.flatMap((position) => [...rowOf(expected.long, position)])),
+    tolerance,
+    `${what}, steps`,
+  );
+  const others: Row[] = [
+    { sequence: 'short', position: 2 },
+    { sequence: 'middle', position: 99 },
+  ];
+  const batch = [...others, ...edges.map((position): Row => ({ sequence: 'long', position }))];
+  const batched = await device.run(stepOf('step', batch));
+  batch.forEach(({ sequence, position }, i) => {
+    if (sequence !== 'long') return;
+    sameBits(rowOf(batched, i), alone.get(position) as Float32Array, `${what}: step row ${position} in a batch`);
+  });
+  for (const [i, other] of others.entries()) {
+    sameBits(await device.run(stepOf('step', [other])), rowOf(batched, i), `${what}: ${other.sequence} alone`);
+  }
+  const verify = await device.run(stepOf('step', run('long', 136, 200)));
+  for (const position of edges.filter((at) => at >= 136)) {
+    const which = `${what}: row ${position} of a verify`;
+    sameBits(rowOf(verify, position - 136), alone.get(position) as Float32Array, which);
+  }
+  return { prompts, alone };
 }
