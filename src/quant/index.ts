@@ -62,3 +62,17 @@ export function formatBytes(id: FormatId, values: number): number {
   const format = formatOf(id);
   return (values / format.blockLength) * format.blockBytes;
 }
+
+/** true, or why kernels that read the `known` formats cannot take a [rows, columns] weight of this one. */
+export function acceptsBlocks(
+  known: readonly FormatId[],
+  weight: { readonly name: string; readonly format: FormatId; readonly columns: number },
+): true | string {
+  const { name, format, columns } = weight;
+  if (!known.includes(format)) return `${name}: needs one of ${known.join(', ')}, found ${format}`;
+  const { blockLength } = formatOf(format);
+  if (columns % blockLength !== 0) {
+    return `${name}: needs columns in multiples of ${blockLength} for ${format}, found ${columns}`;
+  }
+  return true;
+}

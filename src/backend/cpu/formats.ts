@@ -1,6 +1,6 @@
 /** What the CPU kernels know of each weight format: its number in the WASM tables and how a block is laid out in a group. */
 
-import { type FormatId, formatOf } from '../../quant/index.ts';
+import { acceptsBlocks, type FormatId, formatOf } from '../../quant/index.ts';
 
 /** Rows that stand side by side in a group. */
 export const GROUP_ROWS = 4;
@@ -96,13 +96,9 @@ export function groupsOf(rows: number): number {
   return Math.ceil(rows / GROUP_ROWS);
 }
 
+const known = cpuFormats.map(({ id }) => id);
+
 /** true, or why the kernels cannot take a [rows, columns] weight of this format. */
 export function acceptsWeight(name: string, format: FormatId, columns: number): true | string {
-  const known = cpuFormat(format);
-  if (known === undefined) return `${name}: needs one of ${cpuFormats.map((f) => f.id).join(', ')}, found ${format}`;
-  const { blockLength } = formatOf(format);
-  if (columns % blockLength !== 0) {
-    return `${name}: needs columns in multiples of ${blockLength} for ${format}, found ${columns}`;
-  }
-  return true;
+  return acceptsBlocks(known, { name, format, columns });
 }

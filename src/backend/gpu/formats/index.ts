@@ -1,6 +1,6 @@
 /** The table of weight formats on the GPU: one file and one line each. */
 
-import { type FormatId, formatOf } from '../../../quant/index.ts';
+import { acceptsBlocks, type FormatId } from '../../../quant/index.ts';
 import type { GpuFormat } from '../formats.ts';
 import { bf16 } from './bf16.ts';
 import { f16 } from './f16.ts';
@@ -47,12 +47,9 @@ export function gpuFormat(id: FormatId): GpuFormat | undefined {
   return byId.get(id);
 }
 
+const known = gpuFormats.map(({ id }) => id);
+
 /** true, or why the GPU's kernels cannot take a [rows, columns] weight of this format. */
 export function acceptsWeight(name: string, format: FormatId, columns: number): true | string {
-  if (!byId.has(format)) return `${name}: needs one of ${[...byId.keys()].join(', ')}, found ${format}`;
-  const { blockLength } = formatOf(format);
-  if (columns % blockLength !== 0) {
-    return `${name}: needs columns in multiples of ${blockLength} for ${format}, found ${columns}`;
-  }
-  return true;
+  return acceptsBlocks(known, { name, format, columns });
 }
