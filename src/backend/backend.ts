@@ -26,12 +26,14 @@ export interface Step {
   readonly pageTables: readonly Int32Array[];
   /** Which rows' logits are wanted, ascending. May be none. */
   readonly wanted: Int32Array;
+  /** [T, width] What the part before gave, for a graph that begins with an `incoming` operation. Read before `run` returns. */
+  readonly incoming?: Float32Array;
 }
 
 export interface Executable {
   /**
-   * Runs the graph; `step.tokens.length` is at most the plan's rows for the mode. Returns [wanted, vocabulary] logits,
-   * valid until the next run.
+   * Runs the graph; `step.tokens.length` is at most the plan's rows for the mode. Returns [wanted, vocabulary] logits, of a
+   * part with an `outgoing` value all its rows [T, width]; valid until the next run.
    * @throws NonFiniteError `non_finite` naming the layer where a value stopped being finite.
    */
   run(step: Step): Promise<Float32Array>;
@@ -49,7 +51,7 @@ export interface LoadProgress {
 
 export interface PrepareRequest {
   readonly plan: Plan;
-  /** What placing has made for this backend already (`programOf`); absent: it is made again, the same. */
+  /** What placing has made for this backend already (`programsOf`); absent: it is made again, the same. */
   readonly program?: unknown;
   readonly spec: ModelSpec;
   readonly graph: Graph;

@@ -1,6 +1,7 @@
 /** What a step must be before any of it is written to shared memory: kernels trust every number they find there. */
 
 import { InternalError } from '../errors.ts';
+import type { Graph } from '../model/graph.ts';
 import type { Plan } from '../plan/plan.ts';
 import { PAGE_ROWS, type Step } from './backend.ts';
 
@@ -31,6 +32,26 @@ export function checkStep(step: Step, plan: Plan, vocabulary: number): void {
       throw new InternalError(`row ${row} is at position ${position}, which its sequence has no page for`);
     }
   }
+}
+
+/**
+ * The rows that a graph gets from outside, where it gets any.
+ * @throws InternalError `internal` when they are not there, or are others than the step has
+ */
+export function incomingRows(
+  graph: Graph,
+  step: Step,
+): { readonly name: string; readonly rows: Float32Array } | undefined {
+  const operation = graph.operations.find(({ kind }) => kind === 'incoming');
+  if (operation === undefined) return undefined;
+  const name = operation.output;
+  const expected = step.tokens.length * (graph.widths[name] as number);
+  if (step.incoming?.length !== expected) {
+    throw new InternalError(
+      `a part of the model was given ${step.incoming?.length ?? 'no'} values, expected ${expected}`,
+    );
+  }
+  return { name, rows: step.incoming };
 }
 
 function checkPages(pageTables: readonly Int32Array[], plan: Plan): void {

@@ -15,6 +15,9 @@ import { DEFAULT_QUESTION } from './run.ts';
 const plan: Plan = {
   architecture: 'fake',
   device: 'reference',
+  parts: [
+    { device: 'reference', first: 0, end: 2, features: [], bytes: { weights: 0, cache: 0, buffers: 0, total: 0 } },
+  ],
   threads: 1,
   features: [],
   context: 64,

@@ -13,7 +13,8 @@ import type { FinishReason } from './types.ts';
 
 /** What the worker is started with, before the model is planned: enough to get its device ready. */
 export interface EngineBoot {
-  readonly device: DeviceName;
+  /** Devices that the plan is sure to use: their code is loaded and their workers are started while it is made. */
+  readonly devices: readonly DeviceName[];
   readonly threads: number;
   /** Int32 [{@link FLAGS}]; absent where the runtime has no shared memory. */
   readonly flags?: SharedArrayBuffer;
@@ -23,7 +24,8 @@ export interface EngineBoot {
 export interface PrepareCommand {
   readonly type: 'prepare';
   readonly plan: Plan;
-  readonly program?: unknown;
+  /** Of `programsOf`, where there are any. */
+  readonly programs?: readonly unknown[];
   readonly spec: ModelSpec;
   readonly graph: Graph;
   readonly weights: readonly Weight[];

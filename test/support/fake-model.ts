@@ -40,6 +40,9 @@ export async function fakeModel(options: FakeModelOptions = {}): Promise<LoadedM
   const plan: Plan = {
     architecture,
     device: 'reference',
+    parts: [
+      { device: 'reference', first: 0, end: 0, features: [], bytes: { weights: 0, cache: 0, buffers: 0, total: 0 } },
+    ],
     threads: 1,
     features: [],
     context,
@@ -64,7 +67,7 @@ export async function fakeModel(options: FakeModelOptions = {}): Promise<LoadedM
     },
   };
   const engine = await EngineClient.start({
-    booted: bootEngine(platform, { device: 'reference', threads: 1 }),
+    booted: bootEngine(platform, { devices: ['reference'], threads: 1 }),
     plan,
     spec: {
       architecture,

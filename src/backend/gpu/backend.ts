@@ -5,7 +5,7 @@ import { ropeAngles, ropeTable } from '../../model/rope.ts';
 import { platform } from '../../platform/index.ts';
 import type { Platform } from '../../platform/platform.ts';
 import type { Backend, Executable, PrepareRequest, Step } from '../backend.ts';
-import { checkStep } from '../check-step.ts';
+import { checkStep, incomingRows } from '../check-step.ts';
 import type { Binding, RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
@@ -25,7 +25,7 @@ export function gpuBackend(): Backend {
 }
 
 async function prepare(request: PrepareRequest, place: Platform): Promise<Executable> {
-  const gpu = await Gpu.open(place);
+  const gpu = await Gpu.open(place, request.plan.adapterNumber);
   try {
     const program = programFor(request);
     const buffers = await DeviceBuffers.make(gpu, request, program);
@@ -56,6 +56,11 @@ function programFor({ plan, spec, graph, weights }: PrepareRequest): GpuProgram 
   });
 }
 
+interface CacheBuffers {
+  readonly keys: GPUBuffer;
+  readonly values: GPUBuffer;
+}
+
 /** Every buffer of a program on the device. */
 class DeviceBuffers {
   readonly weights = new Map<string, GPUBuffer>();
@@ -63,7 +68,7 @@ class DeviceBuffers {
   readonly step: GPUBuffer;
   readonly #slots: readonly GPUBuffer[];
   readonly #slotOf: ReadonlyMap<string, number>;
-  readonly #cache: readonly { readonly keys: GPUBuffer; readonly values: GPUBuffer }[];
+  readonly #cache: readonly (CacheBuffers | undefined)[];
   readonly #ropes: ReadonlyMap<string, GPUBuffer>;
 
   private constructor(made: {
@@ -71,7 +76,7 @@ class DeviceBuffers {
     readonly step: GPUBuffer;
     readonly slots: readonly GPUBuffer[];
     readonly slotOf: ReadonlyMap<string, number>;
-    readonly cache: readonly { readonly keys: GPUBuffer; readonly values: GPUBuffer }[];
+    readonly cache: readonly (CacheBuffers | undefined)[];
     readonly ropes: ReadonlyMap<string, GPUBuffer>;
   }) {
     for (const [name, buffer] of made.weights) this.weights.set(name, buffer);
@@ -84,7 +89,7 @@ class DeviceBuffers {
       ...made.weights.values(),
       made.step,
       ...made.slots,
-      ...made.cache.flatMap(({ keys, values }) => [keys, values]),
+      ...made.cache.flatMap((layer) => (layer === undefined ? [] : [layer.keys, layer.values])),
       ...made.ropes.values(),
     ];
     this.bytes = all.reduce((sum, { size }) => sum + size, 0);
@@ -102,10 +107,13 @@ class DeviceBuffers {
           step: buffer('step', program.step.words * 4),
           slots: program.slots.map((bytes, index) => buffer(`activations ${index}`, bytes)),
           slotOf: program.slotOf,
-          cache: program.cache.map(({ keys, values }, layer) => ({
-            keys: buffer(`keys of layer ${layer}`, keys),
-            values: buffer(`values of layer ${layer}`, values),
-          })),
+          cache: program.cache.map(
+            (bytes, layer) =>
+              bytes && {
+                keys: buffer(`keys of layer ${layer}`, bytes.keys),
+                values: buffer(`values of layer ${layer}`, bytes.values),
+              },
+          ),
           ropes,
         }),
     );
@@ -166,6 +174,13 @@ async function ropeBuffers(
   return made;
 }
 
+function allFinite(values: Float32Array): boolean {
+  let nothing = 0;
+  // x - x is 0 for finite values and NaN for all others.
+  for (let i = 0; i < values.length; i++) nothing += (values[i] as number) - (values[i] as number);
+  return nothing === 0;
+}
+
 export class GpuExecutable implements Executable {
   readonly bytes: number;
   readonly #request: PrepareRequest;
@@ -199,24 +214,29 @@ export class GpuExecutable implements Executable {
   /** Checks a step and puts it where the next submission reads it. */
   #begin(step: Step): { readonly shape: RunShape } {
     if (this.#disposed) throw new DisposedError('the GPU backend');
-    const { plan, spec } = this.#request;
+    const { plan, spec, graph } = this.#request;
+    const { queue } = this.#gpu.device;
     this.#gpu.check();
     checkStep(step, plan, spec.vocabulary);
+    const incoming = incomingRows(graph, step);
     const used = writeStep(step, this.#program.step, this.#words);
-    this.#gpu.device.queue.writeBuffer(this.#buffers.step, 0, this.#words, 0, used);
+    queue.writeBuffer(this.#buffers.step, 0, this.#words, 0, used);
+    const target = incoming && this.#buffers.named(incoming.name);
+    if (target !== undefined) queue.writeBuffer(target, 0, new Float32Array(incoming?.rows ?? []));
     this.#rows = step.tokens.length;
     const visible = step.positions.reduce((most, position) => Math.max(most, position + 1), 0);
     return { shape: { rows: step.tokens.length, wanted: step.wanted.length, visible } };
   }
 
   async run(step: Step): Promise<Float32Array> {
-    const { spec, graph } = this.#request;
+    const { outgoing, logits, widths } = this.#request.graph;
     const { shape } = this.#begin(step);
     const encoder = this.#gpu.device.createCommandEncoder();
     this.#recorder.record(encoder, step.mode, shape);
-    const logits = await this.#read(encoder, graph.logits, step.wanted.length * spec.vocabulary);
-    this.#requireFinite(logits, step);
-    return logits;
+    const [name, rows] = outgoing === undefined ? [logits, shape.wanted] : [outgoing, shape.rows];
+    const given = await this.#read(encoder, name, rows * (widths[name] as number));
+    if (!allFinite(given)) throw await this.#notFinite(step);
+    return given;
   }
 
   /** How long each dispatch of a step takes by the device's clock; the step is run. Absent without timestamps. */
@@ -264,16 +284,32 @@ export class GpuExecutable implements Executable {
     return result;
   }
 
-  #requireFinite(logits: Float32Array, step: Step): void {
-    let nothing = 0;
-    // x - x is 0 for finite values and NaN for all others.
-    for (let i = 0; i < logits.length; i++) nothing += (logits[i] as number) - (logits[i] as number);
-    if (nothing === 0) return;
-    const position = step.positions[0];
-    throw new NonFiniteError(
-      `a logit is not finite, in the ${step.mode} of ${step.tokens.length} rows from position ${position} on;` +
-        ' the weights are damaged or the model does not fit its format (--device cpu names the layer)',
-      { data: { mode: step.mode, position } },
+  /** Names the layer by the run itself, again and cut short after each layer: no other run pays for it. */
+  async #notFinite(step: Step): Promise<NonFiniteError> {
+    const { graph, spec } = this.#request;
+    const { mode, positions, tokens } = step;
+    const dispatches = this.#program.dispatches[mode];
+    const layerOf = new Map(graph.operations.map(({ output, layer }) => [output, layer]));
+    let layer = spec.layers.length;
+    for (const name of graph.hidden) {
+      const end = dispatches.findLastIndex(({ bindings }) =>
+        bindings.some((binding) => binding.kind === 'value' && binding.name === name && binding.access === 'write'),
+      );
+      if (end < 0) continue;
+      const { shape } = this.#begin(step);
+      const encoder = this.#gpu.device.createCommandEncoder();
+      this.#recorder.record(encoder, mode, shape, end + 1);
+      if (allFinite(await this.#read(encoder, name, shape.rows * (graph.widths[name] as number)))) continue;
+      layer = layerOf.get(name) ?? layer;
+      break;
+    }
+    const where = layer < 0 ? 'the embedding' : `layer ${layer} (blk.${layer})`;
+    const what = layer < spec.layers.length ? `${where}: a value` : 'after the last layer (output): a logit';
+    const position = positions[0];
+    return new NonFiniteError(
+      `${what} is not finite, in the ${mode} of ${tokens.length} rows from position ${position} on;` +
+        ' the weights are damaged or the model does not fit its format',
+      { data: { layer, mode, position } },
     );
   }
 

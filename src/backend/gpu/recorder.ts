@@ -105,12 +105,12 @@ export class Recorder {
     return new Recorder(gpu, { prompt, step });
   }
 
-  /** Puts a run's dispatches into one pass of `encoder`. */
-  record(encoder: GPUCommandEncoder, mode: Mode, run: RunShape): void {
+  /** Puts a run's dispatches, or the first `count` of them, into one pass of `encoder`. */
+  record(encoder: GPUCommandEncoder, mode: Mode, run: RunShape, count?: number): void {
     const pass = encoder.beginComputePass();
     this.dispatches = 0;
     let last: GPUComputePipeline | undefined;
-    for (const { pipeline, group, workgroups } of this.#recorded[mode]) {
+    for (const { pipeline, group, workgroups } of this.#recorded[mode].slice(0, count)) {
       const [x, y, z] = workgroups(run);
       if (x === 0 || y === 0 || z === 0) continue;
       if (pipeline !== last) pass.setPipeline(pipeline);

@@ -17,7 +17,7 @@ export const gpuPlacer: Placer = {
   defaultCache: () => 'f16',
   promptRows: ({ options }) => options.batch ?? DEFAULT_BATCH,
   // WebGPU does not tell how much memory a device has.
-  memoryBytes: ({ options }) => options.memoryBytes,
+  memoryBytes: ({ options }) => options.gpuMemoryBytes,
   place,
 };
 
@@ -61,10 +61,14 @@ function place({ request, context, cacheType, promptRows, rows }: PlaceRequest):
     platform.adapter === undefined
       ? Infinity
       : Math.min(platform.adapter.maxBindingBytes, platform.adapter.maxBufferBytes);
-  const cache = program.cache.flatMap(({ keys, values }, layer) => [
-    { name: `keys of layer ${layer}`, bytes: keys },
-    { name: `values of layer ${layer}`, bytes: values },
-  ]);
+  const cache = program.cache.flatMap((layerBytes, layer) =>
+    layerBytes === undefined
+      ? []
+      : [
+          { name: `keys of layer ${layer}`, bytes: layerBytes.keys },
+          { name: `values of layer ${layer}`, bytes: layerBytes.values },
+        ],
+  );
   for (const { name, bytes } of [...planned, ...buffers, ...cache]) {
     if (bytes <= largest) continue;
     throw new OutOfMemoryError(
