@@ -3,6 +3,7 @@
 import type { AdapterFacts } from '../backend/gpu/device.ts';
 import { UsageError } from '../errors.ts';
 import type { DeviceName, PlanOptions } from './plan.ts';
+import { showPlural } from './show.ts';
 
 /** Where a model is to run. */
 export interface Placement {
@@ -56,7 +57,7 @@ export function checkDevices(options: PlanOptions): void {
   const { device, gpuLayers, gpuMemoryBytes } = options;
   if ((device === 'cpu' || device === 'reference') && gpuLayers !== undefined && gpuLayers !== 0) {
     throw new UsageError(
-      `gpuLayers (-g) puts ${gpuLayers === 'auto' || gpuLayers === -1 ? '' : `${gpuLayers} `}layers on a GPU, and device ` +
+      `gpuLayers (-g) puts ${typeof gpuLayers === 'number' && gpuLayers > 0 ? showPlural(gpuLayers, 'layer') : 'layers'} on a GPU, and device ` +
         `(--device) is ${device}; leave one of them out`,
       { data: { option: 'gpuLayers', device } },
     );
