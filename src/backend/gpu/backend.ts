@@ -1,6 +1,6 @@
 /** The GPU as a device: WGSL kernels through WebGPU. What a step needs stays on the device; only logits come back. */
 
-import { DeviceLostError, DisposedError, InternalError, NonFiniteError } from '../../errors.ts';
+import { DeviceLostError, DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
 import { ropeAngles, ropeTable } from '../../model/rope.ts';
 import { platform } from '../../platform/index.ts';
 import type { Platform } from '../../platform/platform.ts';
@@ -20,21 +20,30 @@ const COPY_SRC = 0x4;
 const COPY_DST = 0x8;
 const STORAGE = 0x80;
 
-export function gpuBackend(): Backend {
-  return { device: 'gpu', rows: gpuRows, prepare: async (request) => prepare(request, await platform()) };
+/** @param options.gpu a device that is open already and stays its owner's to close; else `prepare` opens one */
+export function gpuBackend(options: { readonly gpu?: Gpu } = {}): Backend {
+  return { device: 'gpu', rows: gpuRows, prepare: async (request) => prepare(request, await platform(), options.gpu) };
 }
 
-async function prepare(request: PrepareRequest, place: Platform): Promise<Executable> {
-  const gpu = await Gpu.open(place, request.plan.adapterNumber);
+async function prepare(request: PrepareRequest, place: Platform, lent: Gpu | undefined): Promise<Executable> {
+  const gpu = lent ?? (await Gpu.open(place, request.plan.adapterNumber));
+  let buffers: DeviceBuffers | undefined;
+  const release = () => {
+    buffers?.destroy();
+    if (lent === undefined) gpu.close();
+  };
   try {
     const program = programFor(request);
-    const buffers = await DeviceBuffers.make(gpu, request, program);
-    const recorder = await Recorder.make(gpu, program.dispatches, (binding) => buffers.of(binding));
-    await storeOnGpu(request, gpu, buffers.weights);
-    return new GpuExecutable(request, { gpu, program, buffers, recorder });
+    buffers = await DeviceBuffers.make(gpu, request, program);
+    const { weights } = buffers;
+    const recorder = await Recorder.make(gpu, program.dispatches, (binding) => (buffers as DeviceBuffers).of(binding));
+    await storeOnGpu(request, gpu, weights);
+    return new GpuExecutable(request, { gpu, program, buffers, recorder, release });
   } catch (error) {
-    gpu.close();
-    throw error;
+    release();
+    // Mapped memory that cannot be had is no event of the device.
+    if (!(error instanceof RangeError)) throw error;
+    throw new OutOfMemoryError(`memory for loading onto the GPU cannot be had: ${error.message}`, { cause: error });
   }
 }
 
@@ -70,6 +79,7 @@ class DeviceBuffers {
   readonly #slotOf: ReadonlyMap<string, number>;
   readonly #cache: readonly (CacheBuffers | undefined)[];
   readonly #ropes: ReadonlyMap<string, GPUBuffer>;
+  readonly #all: readonly GPUBuffer[];
 
   private constructor(made: {
     readonly weights: ReadonlyMap<string, GPUBuffer>;
@@ -85,14 +95,14 @@ class DeviceBuffers {
     this.#slotOf = made.slotOf;
     this.#cache = made.cache;
     this.#ropes = made.ropes;
-    const all = [
+    this.#all = [
       ...made.weights.values(),
       made.step,
       ...made.slots,
       ...made.cache.flatMap((layer) => (layer === undefined ? [] : [layer.keys, layer.values])),
       ...made.ropes.values(),
     ];
-    this.bytes = all.reduce((sum, { size }) => sum + size, 0);
+    this.bytes = this.#all.reduce((sum, { size }) => sum + size, 0);
   }
 
   static async make(gpu: Gpu, request: PrepareRequest, program: GpuProgram): Promise<DeviceBuffers> {
@@ -117,6 +127,10 @@ class DeviceBuffers {
           ropes,
         }),
     );
+  }
+
+  destroy(): void {
+    for (const buffer of this.#all) buffer.destroy();
   }
 
   named(name: string): GPUBuffer | undefined {
@@ -188,6 +202,7 @@ export class GpuExecutable implements Executable {
   readonly #program: GpuProgram;
   readonly #buffers: DeviceBuffers;
   readonly #recorder: Recorder;
+  readonly #release: () => void;
   readonly #words: Uint32Array<ArrayBuffer>;
   #readback: GPUBuffer | undefined;
   #rows = 0;
@@ -200,6 +215,8 @@ export class GpuExecutable implements Executable {
       readonly program: GpuProgram;
       readonly buffers: DeviceBuffers;
       readonly recorder: Recorder;
+      /** Gives the device's memory back. */
+      readonly release: () => void;
     },
   ) {
     this.#request = request;
@@ -207,6 +224,7 @@ export class GpuExecutable implements Executable {
     this.#program = made.program;
     this.#buffers = made.buffers;
     this.#recorder = made.recorder;
+    this.#release = made.release;
     this.#words = new Uint32Array(made.program.step.words);
     this.bytes = made.buffers.bytes;
   }
@@ -316,6 +334,7 @@ export class GpuExecutable implements Executable {
   async dispose(): Promise<void> {
     if (this.#disposed) return;
     this.#disposed = true;
-    this.#gpu.close();
+    this.#readback?.destroy();
+    this.#release();
   }
 }
