@@ -1,7 +1,7 @@
 /** From a source to a model that answers, or to the plan of one. */
 
 import { findAdapter } from '../backend/gpu/device.ts';
-import { type ConclaveError, DeviceLostError, InternalError, OutOfMemoryError, Refusal } from '../errors.ts';
+import { Refusal } from '../errors.ts';
 import type { ModelFile } from '../format/model-file.ts';
 import { openModelFile } from '../format/open.ts';
 import type { SourceInput } from '../format/source.ts';
@@ -15,6 +15,7 @@ import type { DeviceName, Plan, PlanOptions } from '../plan/plan.ts';
 import { type Platform, platform } from '../platform/index.ts';
 import { readTokenizer, type Tokenizer } from '../tokenizer/index.ts';
 import { type BootedEngine, bootEngine, EngineClient } from './engine-client.ts';
+import { startOrFallBack } from './fallback.ts';
 import { type FileSampling, readFileSampling } from './file-defaults.ts';
 import { LoadedModel } from './model.ts';
 import { checkLoadOptions, checkThreads } from './options.ts';
@@ -95,9 +96,11 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
     const { sources } = opened.file;
     file = opened.file;
     signal?.throwIfAborted();
-    const start = (ready: BootedEngine, made: Plan) =>
+    let starts = 0;
+    const start = (made: Plan) =>
       EngineClient.start({
-        booted: ready,
+        // The worker of an engine that failed is gone.
+        booted: starts++ === 0 ? (booted as BootedEngine) : boot(['cpu']),
         plan: made,
         programs: programsOf(made),
         spec: model.spec,
@@ -107,12 +110,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
         onProgress,
         signal: signal === undefined ? abandoned.signal : AbortSignal.any([signal, abandoned.signal]),
       });
-    let { plan } = opened;
-    const starting = start(booted as BootedEngine, plan).catch((error: unknown) => {
-      if (gpuUse(planOptions) !== 'auto' || plan.device !== 'gpu' || !failsOnGpu(error)) throw error;
-      plan = opened.planWithoutGpu(reasonOf(error));
-      return start(boot(['cpu']), plan);
-    });
+    const starting = startOrFallBack({ ...opened, options: planOptions, start });
     // The vocabulary is read while the engine gets its memory; what goes wrong there is heard when it is awaited.
     starting.catch(() => {});
     let tokenizer: Tokenizer;
@@ -123,7 +121,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
       await starting.catch(() => {});
       throw error;
     }
-    const engine = await starting;
+    const { engine, plan } = await starting;
     const templates = chatTemplates(place, tokenizer, file.name);
     return new LoadedModel({
       file,
@@ -167,11 +165,6 @@ export async function planModel(
 function sureDevices(options: PlanOptions): readonly DeviceName[] {
   if (gpuUse(options) !== 'none') return [];
   return [options.device === 'reference' ? 'reference' : 'cpu'];
-}
-
-/** Whether the CPU may do better: it has nothing to do with the file or with what was asked for. */
-function failsOnGpu(error: unknown): error is ConclaveError {
-  return [OutOfMemoryError, DeviceLostError, Refusal, InternalError].some((kind) => error instanceof kind);
 }
 
 /**

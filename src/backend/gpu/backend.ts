@@ -307,9 +307,11 @@ export class GpuExecutable implements Executable {
     const { graph, spec } = this.#request;
     const { mode, positions, tokens } = step;
     const dispatches = this.#program.dispatches[mode];
-    const layerOf = new Map(graph.operations.map(({ output, layer }) => [output, layer]));
+    // What each layer ends with.
+    const ends = new Map(graph.operations.map(({ output, layer }) => [layer, output]));
+    ends.delete(spec.layers.length);
     let layer = spec.layers.length;
-    for (const name of graph.hidden) {
+    for (const [number, name] of ends) {
       const end = dispatches.findLastIndex(({ bindings }) =>
         bindings.some((binding) => binding.kind === 'value' && binding.name === name && binding.access === 'write'),
       );
@@ -318,7 +320,7 @@ export class GpuExecutable implements Executable {
       const encoder = this.#gpu.device.createCommandEncoder();
       this.#recorder.record(encoder, mode, shape, end + 1);
       if (allFinite(await this.#read(encoder, name, shape.rows * (graph.widths[name] as number)))) continue;
-      layer = layerOf.get(name) ?? layer;
+      layer = number;
       break;
     }
     const where = layer < 0 ? 'the embedding' : `layer ${layer} (blk.${layer})`;
