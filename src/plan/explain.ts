@@ -132,7 +132,15 @@ function weights(plan: Plan): string[] {
         `${showPlural(group.length, 'weight')}, ${stored}${elsewhere(plan, first)}`,
       ];
     });
-  return table(rows);
+  return [...table(rows), ...twice(plan)];
+}
+
+/** Weights that two devices read, each from its own memory. */
+function twice({ weights: all }: Plan): string[] {
+  const homes = groupBy(all, ({ name }) => name);
+  return [...homes].flatMap(([name, each]) =>
+    each.length > 1 ? [`${name}: on ${each.map(({ device }) => device).join(' and ')}, which both read it`] : [],
+  );
 }
 
 /** Says the device of what does not sit on the plan's own. */

@@ -15,6 +15,7 @@ import { buildGraph } from '../model/decoder.ts';
 import { readModel } from '../model/read-model.ts';
 import { explain } from './explain.ts';
 import type { DeviceName, Plan, PlannedPart } from './plan.ts';
+import { showBytes } from './show.ts';
 
 const adapter: AdapterFacts = {
   name: 'a card',
@@ -98,6 +99,10 @@ for (const family of families) {
       const text = explain(plan);
       assert.match(text, /^device +embedding, layers? 0.*: gpu \(a card\), subgroups$/m);
       assert.match(text, new RegExp(`^ +layers? ${count}.*, head: cpu, 2 threads`, 'm'));
+      assert.equal(/^ {2}embedding: on gpu and cpu, which both read it$/m.test(text), tied);
+      assert.match(text, /^ +gpu +cpu +in all$/m);
+      const total = [...plan.parts, plan].map(({ bytes }) => showBytes(bytes.total)).join(' +');
+      assert.match(text, new RegExp(`^ +total +${total.replaceAll('.', '\\.')}$`, 'm'));
       assert.match(text, /^ {2}between devices\n +incoming +.*on cpu$/m);
     }
     assert.deepEqual(
