@@ -10,6 +10,7 @@ import type { Executable } from '../../src/backend/backend.ts';
 import { gpuBackend } from '../../src/backend/gpu/backend.ts';
 import { findAdapter } from '../../src/backend/gpu/device.ts';
 import { prepareParts } from '../../src/backend/parts.ts';
+import { load as loadModel } from '../../src/engine/load.ts';
 import { Refusal } from '../../src/errors.ts';
 import { openModelFile } from '../../src/format/open.ts';
 import type { ByteSource } from '../../src/format/source.ts';
@@ -170,6 +171,34 @@ test('what is not finite names its layer, on whichever device it is', async () =
         });
       }
     });
+  }
+});
+
+test('the library runs a cut model in its engine, whose head is tied to an embedding on the other device', async () => {
+  const expected = readSafetensors(familyFile('qwen2', 'expected.safetensors'));
+  const tokens = [...i32Of(expected, 'tokens')];
+  const model = await loadModel(familyFile('qwen2', 'model.gguf'), {
+    gpuLayers: 1,
+    context: 64,
+    batch: 32,
+    cache: 'f32',
+    threads: 2,
+  });
+  try {
+    assert.deepEqual(
+      model.plan.parts.map(({ device, first, end }) => [device, first, end]),
+      [
+        ['gpu', 0, 1],
+        ['cpu', 1, LAYERS],
+      ],
+    );
+    assert.equal(model.plan.weights.filter(({ name }) => name === 'embedding').length, 2);
+    let found: readonly number[] = [];
+    const answer = model.session().generate({ tokens }, { temperature: 0, maxTokens: 16, ignoreEos: true });
+    for await (const part of answer) if (part.type === 'finish') found = part.tokens;
+    assert.deepEqual(found, [...i32Of(expected, 'greedy')]);
+  } finally {
+    await model.dispose();
   }
 });
 
