@@ -8,6 +8,7 @@ import type { Backend, Executable, PrepareRequest, Step } from '../backend.ts';
 import { checkStep } from '../check-step.ts';
 import type { Binding, RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
+import { fuse } from './fuse.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
 import { Recorder } from './recorder.ts';
 import type { GpuRow } from './row.ts';
@@ -39,7 +40,8 @@ async function prepare(request: PrepareRequest, place: Platform): Promise<Execut
 }
 
 /** The program that the plan was made from. */
-function programFor({ plan, spec, graph, weights }: PrepareRequest): GpuProgram {
+function programFor({ plan, spec, graph: unfused, weights }: PrepareRequest): GpuProgram {
+  const graph = fuse(unfused);
   const byName = new Map(gpuRows.map((row) => [row.name, row]));
   const rowsOf = (mode: 'prompt' | 'step') => plan.operations.map(({ rows }) => byName.get(rows[mode]) as GpuRow);
   return layOutGpu({

@@ -11,6 +11,8 @@ import { weightHelpers } from '../wgsl.ts';
 export interface MatrixText {
   /** `fn (row: u32, b: u32) -> array<vec4f, 8>`; `row` counts words. */
   readonly decode: string;
+  /** `fn (row: u32, b: u32) -> Codes`, of formats that have codes. */
+  readonly codes: string;
   readonly rowWords: number;
   readonly columns: number;
   /** Blocks of 32 columns; columns beyond the last are zero. */
@@ -49,6 +51,7 @@ export class KernelText {
     this.bindings.push({ kind: 'weight', name: weight.name });
     return {
       decode: `decode32_${binding}`,
+      codes: `codes32_${binding}`,
       rowWords: planeWords(format, columns).rowWords,
       columns,
       blocks: Math.ceil(columns / 32),
