@@ -44,8 +44,10 @@ export interface Platform {
   /**
    * WebGPU: `navigator.gpu`, or Dawn through the package `webgpu` in Node. Absent where there is none. The same object each
    * time, and kept: Dawn ends the process when it is collected before its devices.
+   * @param number of one of the machine's adapters, in the driver's order; absent: the platform's own choice
+   * @throws Refusal `refused` for an adapter that cannot be had
    */
-  gpu(): Promise<GPU | undefined>;
+  gpu(number?: number): Promise<GPU | undefined>;
   /** Cores that this process may use. */
   threads(): number;
   /** Bytes that may be allocated now, as far as the platform tells. */
