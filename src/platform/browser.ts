@@ -5,7 +5,7 @@
 
 import { InternalError, Refusal, SourceError, UsageError } from '../errors.ts';
 import { detectFeatures } from './features.ts';
-import type { Platform, PlatformWorker, WorkerEntry } from './platform.ts';
+import type { GpuChoice, Platform, PlatformWorker, WorkerEntry } from './platform.ts';
 import { openWebInput } from './web-source.ts';
 import { makeMailbox } from './worker-port.ts';
 
@@ -104,7 +104,7 @@ function spawn(entry: WorkerEntry, data: unknown): PlatformWorker {
 }
 
 /** @throws Refusal `refused`: a page is shown one adapter, which the browser chooses */
-async function gpu(number = 0): Promise<GPU | undefined> {
+async function gpu({ number = 0 }: GpuChoice = {}): Promise<GPU | undefined> {
   if (number !== 0) {
     throw new Refusal(`gpu:${number} was asked for, and a browser shows a page one GPU only; use gpu`, {
       data: { asked: number },

@@ -19,7 +19,9 @@ test('adapters are numbered in the order of the driver, each card once', () => {
     readAdapters(said).map(({ name }) => name),
     ['NVIDIA A10', 'NVIDIA A100', 'NVIDIA A100', "Intel(R) Graphics (it's new)"],
   );
-  assert.deepEqual(readAdapters("* backend: 'opengles', name: 'only one'"), [{ backend: 'opengles', name: 'only one' }]);
+  assert.deepEqual(readAdapters("* backend: 'opengles', name: 'only one'"), [
+    { backend: 'opengles', name: 'only one' },
+  ]);
   assert.deepEqual(readAdapters('something else went wrong'), []);
 });
 

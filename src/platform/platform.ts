@@ -33,6 +33,14 @@ export interface WorkerPort {
   onMessage(handler: (message: unknown) => void): void;
 }
 
+/** Which GPU, and how it is driven. */
+export interface GpuChoice {
+  /** Of the machine's adapters; absent: the platform's own choice. */
+  readonly number?: number;
+  /** Without bounds checks in kernels and validation of commands, where the platform can leave them out. */
+  readonly unchecked?: boolean;
+}
+
 export interface Platform {
   readonly name: 'node' | 'browser';
   /** @throws SourceError `source` naming the path when it cannot be opened. */
@@ -47,7 +55,7 @@ export interface Platform {
    * @param number of one of the machine's adapters, in the driver's order; absent: the platform's own choice
    * @throws Refusal `refused` for an adapter that cannot be had
    */
-  gpu(number?: number): Promise<GPU | undefined>;
+  gpu(choice?: GpuChoice): Promise<GPU | undefined>;
   /** Cores that this process may use. */
   threads(): number;
   /** Bytes that may be allocated now, as far as the platform tells. */
