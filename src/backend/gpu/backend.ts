@@ -230,10 +230,12 @@ export class GpuExecutable implements Executable {
   /**
    * Runs a step `count` times without reading anything back in between, as steps follow each other where the host encodes
    * ahead. `encodeMs` is the host's time to encode and submit all of them, `totalMs` until the device has done them.
+   * @param keep which dispatches, by their labels; the others are left out
    */
   async timeRuns(
     step: Step,
     count: number,
+    keep: (label: string) => boolean = () => true,
   ): Promise<{ readonly encodeMs: number; readonly totalMs: number; readonly dispatches: number }> {
     const { queue } = this.#gpu.device;
     await queue.onSubmittedWorkDone();
@@ -241,7 +243,7 @@ export class GpuExecutable implements Executable {
     for (let i = 0; i < count; i++) {
       const { shape } = this.#begin(step);
       const encoder = this.#gpu.device.createCommandEncoder();
-      this.#recorder.record(encoder, step.mode, shape);
+      this.#recorder.record(encoder, step.mode, shape, keep);
       queue.submit([encoder.finish()]);
     }
     const encodeMs = performance.now() - start;

@@ -106,11 +106,12 @@ export class Recorder {
   }
 
   /** Puts a run's dispatches into one pass of `encoder`. */
-  record(encoder: GPUCommandEncoder, mode: Mode, run: RunShape): void {
+  record(encoder: GPUCommandEncoder, mode: Mode, run: RunShape, keep?: (label: string) => boolean): void {
     const pass = encoder.beginComputePass();
     this.dispatches = 0;
     let last: GPUComputePipeline | undefined;
-    for (const { pipeline, group, workgroups } of this.#recorded[mode]) {
+    for (const { label, pipeline, group, workgroups } of this.#recorded[mode]) {
+      if (keep?.(label) === false) continue;
       const [x, y, z] = workgroups(run);
       if (x === 0 || y === 0 || z === 0) continue;
       if (pipeline !== last) pass.setPipeline(pipeline);
