@@ -112,7 +112,7 @@ export class EngineClient {
       spec,
       graph,
       weights: [...weights.values()],
-      sources: sources.map(({ name, size }) => ({ name, size })),
+      sources: sources.map(({ name, size, repeats }) => ({ name, size, repeats })),
     } satisfies PrepareCommand);
   }
 

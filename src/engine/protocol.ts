@@ -4,6 +4,7 @@
  */
 
 import type { ErrorRecord } from '../errors.ts';
+import type { ByteSource } from '../format/source.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
 import type { Weight } from '../model/weights.ts';
@@ -19,6 +20,9 @@ export interface EngineBoot {
   readonly flags?: SharedArrayBuffer;
 }
 
+/** What the worker knows of a source without reading it. */
+export type SourceFacts = Pick<ByteSource, 'name' | 'size' | 'repeats'>;
+
 /** Main side → worker, once: the model to prepare. */
 export interface PrepareCommand {
   readonly type: 'prepare';
@@ -27,7 +31,7 @@ export interface PrepareCommand {
   readonly spec: ModelSpec;
   readonly graph: Graph;
   readonly weights: readonly Weight[];
-  readonly sources: readonly { readonly name: string; readonly size: number }[];
+  readonly sources: readonly SourceFacts[];
 }
 
 /** How many commands the main side has posted. */

@@ -8,10 +8,12 @@ import { after, before, describe, test } from 'node:test';
 import { writeSynthetic } from '../../bench/synthetic/write.ts';
 import type { ModelFile, TensorInfo } from '../format/model-file.ts';
 import { openModelFile } from '../format/open.ts';
+import { type ByteSource, periodOf } from '../format/source.ts';
 import { nodePlatform } from '../platform/node.ts';
 import { formatBytes, formatOf } from '../quant/index.ts';
 import { hasMoreBits, metadataOf, tensorsOf } from './layout.ts';
 import { type Shape, shapes } from './shapes.ts';
+import { syntheticModel } from './source.ts';
 
 describe('tiny-moe on disk', () => {
   let folder: string;
@@ -60,6 +62,61 @@ describe('tiny-moe on disk', () => {
     const again = join(folder, 'again.gguf');
     assert.equal(await writeSynthetic('tiny-moe', again), (await stat(path)).size);
     assert.deepEqual(await readFile(again), await readFile(path));
+  });
+});
+
+describe('qwen3-30b-a3b-6l, whose large tensors repeat', () => {
+  let file: ModelFile;
+  let source: ByteSource;
+
+  before(async () => {
+    file = await openModelFile(syntheticModel('qwen3-30b-a3b-6l'));
+    [source] = file.sources as [ByteSource];
+  });
+
+  const bytesAt = async (offset: number, length: number) => {
+    const bytes = new Uint8Array(length);
+    await source.readInto(offset, bytes);
+    return bytes;
+  };
+  const rowBytesOf = ({ format, shape }: TensorInfo) => formatBytes(format, shape.at(-1) as number);
+
+  test('after whole rows, wherever one looks', async () => {
+    const repeats = source.repeats ?? [];
+    assert.ok(repeats.length > 30);
+    const random = randomWholes();
+    for (const { offset, bytes, period } of repeats) {
+      const tensor = [...file.tensors.values()].find((each) => each.offset === offset) as TensorInfo;
+      assert.equal(tensor.bytes, bytes);
+      assert.equal(period % rowBytesOf(tensor), 0, `${tensor.name}: a period of ${period}`);
+      const last = bytes - period - 3000;
+      for (const at of [0, last, ...Array.from({ length: 4 }, () => random(last))]) {
+        const times = 1 + random(Math.floor((bytes - at - 3000) / period));
+        assert.deepEqual(
+          await bytesAt(offset + at + times * period, 3000),
+          await bytesAt(offset + at, 3000),
+          tensor.name,
+        );
+      }
+    }
+  });
+
+  test('no two rows of a period alike, nor any two experts; routers are all their own', async () => {
+    const experts = file.tensors.get('blk.1.ffn_down_exps.weight') as TensorInfo;
+    const [count = 0, rows = 0] = experts.shape;
+    const rowBytes = rowBytesOf(experts);
+    const period = periodOf(source, experts.offset, experts.bytes) as number;
+    const rowsOfPeriod = new Set<string>();
+    const whole = await bytesAt(experts.offset, period);
+    for (let at = 0; at < period; at += rowBytes) rowsOfPeriod.add(whole.subarray(at, at + rowBytes).join());
+    assert.equal(rowsOfPeriod.size, period / rowBytes);
+    const firstRows = await Promise.all(
+      Array.from({ length: count }, (_, expert) => bytesAt(experts.offset + expert * rows * rowBytes, rowBytes)),
+    );
+    assert.equal(new Set(firstRows.map((row) => row.join())).size, count);
+    const router = file.tensors.get('blk.1.ffn_gate_inp.weight') as TensorInfo;
+    assert.equal(periodOf(source, router.offset, router.bytes), undefined);
+    assert.equal(new Set((await rowsOf(file, router)).map((row) => row.join())).size, count);
   });
 });
 
@@ -125,6 +182,15 @@ describe('layout', () => {
     await assert.rejects(writeSynthetic('huge', join(tmpdir(), 'never-written.gguf')), /huge.*qwen3-30b-a3b-6l/);
   });
 });
+
+/** Whole numbers below a bound, at random but the same every time (a linear congruential generator). */
+function randomWholes(): (below: number) => number {
+  let state = 1;
+  return (below) => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return Math.floor((state / 2 ** 32) * below);
+  };
+}
 
 async function rowsOf(file: ModelFile, tensor: TensorInfo): Promise<Float32Array[]> {
   const format = formatOf(tensor.format);
