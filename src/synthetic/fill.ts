@@ -131,10 +131,15 @@ function randomFrom(seed: string): () => number {
   return step;
 }
 
-/** Normally distributed values (Box and Muller, 1958). */
+/** Normally distributed values, two from two (Box and Muller, 1958). */
 function normals(count: number, random: () => number, { mean, deviation }: Distribution): Float32Array {
-  return Float32Array.from({ length: count }, () => {
-    const radius = Math.sqrt(-2 * Math.log(1 - random()));
-    return mean + deviation * radius * Math.cos(2 * Math.PI * random());
-  });
+  const values = new Float32Array(count);
+  for (let i = 0; i < count; i += 2) {
+    const radius = deviation * Math.sqrt(-2 * Math.log(1 - random()));
+    const angle = 2 * Math.PI * random();
+    values[i] = mean + radius * Math.cos(angle);
+    // Behind the end of an odd count nothing is written.
+    values[i + 1] = mean + radius * Math.sin(angle);
+  }
+  return values;
 }
