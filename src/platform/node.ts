@@ -42,8 +42,14 @@ const inherited = process.execArgv.some((flag) => flag.startsWith('--input-type'
 /** The built files: `build/` of the checkout, `dist/build/` of the package. */
 const assets = new URL(ending === '.ts' ? '../../build/' : '../build/', import.meta.url);
 
-/** Chrome's gates that kernels may use; none makes a kernel that passes validation do anything else. */
-const dawnToggles = ['enable-dawn-features=allow_unsafe_apis,vulkan_enable_f16_on_nvidia'];
+/**
+ * Chrome's gates that kernels may use, and timestamps as exact as the device has them; none makes a kernel that passes
+ * validation do anything else.
+ */
+const dawnToggles = [
+  'enable-dawn-features=allow_unsafe_apis,vulkan_enable_f16_on_nvidia',
+  'disable-dawn-features=timestamp_quantization',
+];
 
 let dawn: Promise<GPU | undefined> | undefined;
 
