@@ -2,7 +2,7 @@
 
 import { PassThrough } from 'node:stream';
 import type { Context, Library } from '../../src/cli/context.ts';
-import type { GenerateOptions, LoadOptions, Model, Part, Prompt, Session } from '../../src/engine/types.ts';
+import type { GenerateOptions, LoadOptions, Model, Part, Profile, Prompt, Session } from '../../src/engine/types.ts';
 import type { SourceInput } from '../../src/format/source.ts';
 import type { Plan } from '../../src/plan/plan.ts';
 
@@ -32,13 +32,15 @@ export interface Asked {
   readonly source: SourceInput;
   readonly load: LoadOptions;
   readonly prompts: { prompt: Prompt; options: GenerateOptions }[];
+  readonly profiles: { readonly tokens: number; readonly rows: string }[];
   sessions: number;
   disposed: number;
 }
 
-/** A model whose answer to a prompt is what `answer` yields; it keeps what it was asked. */
+/** A model whose answer to a prompt is what `answer` yields; it keeps what it was asked. @param profile what it tells of its time */
 export function fakeLibrary(
   answer: (prompt: Prompt, options: GenerateOptions) => AsyncIterable<string> | Iterable<string>,
+  profile?: Profile,
 ) {
   const asked: Asked[] = [];
   const library: Library = {
@@ -46,7 +48,7 @@ export function fakeLibrary(
       return { plan, info: { name: 'fake', architecture: 'fake', parameters: 1, context: 64, vocabulary: 100 } };
     },
     async load(source, load = {}) {
-      const record: Asked = { source, load, prompts: [], sessions: 0, disposed: 0 };
+      const record: Asked = { source, load, prompts: [], profiles: [], sessions: 0, disposed: 0 };
       asked.push(record);
       load.onProgress?.({ bytesDone: 50, bytesTotal: 100 });
       load.onProgress?.({ bytesDone: 100, bytesTotal: 100 });
@@ -59,6 +61,10 @@ export function fakeLibrary(
             generate: (prompt: Prompt, options: GenerateOptions = {}) => generate(record, prompt, options),
             dispose: async () => {},
           } as unknown as Session;
+        },
+        async profile(tokens, { rows = 'prompt' } = {}) {
+          record.profiles.push({ tokens: tokens.length, rows });
+          return profile;
         },
         async dispose() {
           record.disposed++;
