@@ -3,7 +3,7 @@
 import { PAGE_ROWS } from '../backend/backend.ts';
 import { type CacheType, type KernelRequest, type KernelRow, MAX_STEP_ROWS, type Mode } from '../backend/kernel.ts';
 import { OutOfMemoryError } from '../errors.ts';
-import type { Graph, Operation } from '../model/graph.ts';
+import type { Graph, Operation, WeightName } from '../model/graph.ts';
 import type { Weights } from '../model/weights.ts';
 import { type Placed, type Placer, type PlanRequest, pagesFor } from './placer.ts';
 import { arenaLimit, cpuPlacer } from './placers/cpu.ts';
@@ -26,10 +26,12 @@ const placers: Readonly<Record<DeviceName, Placer>> = { cpu: cpuPlacer, gpu: gpu
  * @throws Refusal `refused` naming each kernel row tried; OutOfMemoryError `out_of_memory` when the model does not fit;
  * UsageError `usage` for a value that no plan can hold.
  */
-export function plan(request: PlanRequest): Plan {
-  const { spec, graph, weights, options, platform } = request;
+export function plan(asked: PlanRequest): Plan {
+  const { spec, weights, options, platform } = asked;
   const device = options.device ?? 'cpu';
   const placer = placers[device];
+  const graph = placer.rewrite?.(asked.graph) ?? asked.graph;
+  const request: PlanRequest = { ...asked, graph };
   const hopedFor = options.context ?? Math.min(spec.trainedContext, DEFAULT_CONTEXT);
   const cacheType = options.cache ?? placer.defaultCache(request, hopedFor);
   const promptRows = placer.promptRows(request);
@@ -112,16 +114,29 @@ function chooseRows(given: {
   return { operations, rows };
 }
 
+function weightNamesOf(operation: Operation, weights: Weights): WeightName[] {
+  switch (operation.kind) {
+    case 'moe': {
+      const own = [...weights.keys()].filter((name) => name.startsWith(`${operation.prefix}.`));
+      return operation.norm === undefined ? own : [operation.norm.weight, ...own];
+    }
+    case 'project':
+      return [operation.norm?.weight, ...operation.parts.map(({ weight }) => weight)].filter(isName);
+    case 'gated':
+      return [operation.norm?.weight, operation.gate, operation.up].filter(isName);
+    case 'rotate':
+      return [operation.queryNorm?.weight, operation.keyNorm?.weight].filter(isName);
+    default:
+      return 'weight' in operation ? [operation.weight] : [];
+  }
+}
+
+const isName = (name: WeightName | undefined) => name !== undefined;
+
 /** Every weight that an operation names, with its format and shape. */
 export function weightsOf(operation: Operation, weights: Weights): KernelRequest['weights'] {
-  const names =
-    operation.kind === 'moe'
-      ? [...weights.keys()].filter((name) => name.startsWith(`${operation.prefix}.`))
-      : 'weight' in operation
-        ? [operation.weight]
-        : [];
   return Object.fromEntries(
-    names.flatMap((name) => {
+    weightNamesOf(operation, weights).flatMap((name) => {
       const weight = weights.get(name);
       return weight === undefined ? [] : [[name, { format: weight.format, shape: weight.shape }]];
     }),
@@ -191,8 +206,8 @@ function bytesPerToken(graph: Graph, weights: Weights): number {
     } else if (operation.kind === 'embed') {
       const weight = weights.get(operation.weight);
       bytes += weight === undefined ? 0 : weight.bytes / (weight.shape[0] as number);
-    } else if ('weight' in operation) {
-      bytes += size(operation.weight);
+    } else {
+      for (const name of weightNamesOf(operation, weights)) bytes += size(name);
     }
   }
   return Math.round(bytes);

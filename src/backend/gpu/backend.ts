@@ -9,6 +9,7 @@ import { checkStep } from '../check-step.ts';
 import { measureGpuBandwidth } from './bandwidth.ts';
 import type { Binding, RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
+import { fuse } from './fuse.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
 import { type DispatchTime, profileRun } from './profile.ts';
 import { Recorder } from './recorder.ts';
@@ -41,7 +42,8 @@ async function prepare(request: PrepareRequest, place: Platform): Promise<Execut
 }
 
 /** The program that the plan was made from. */
-function programFor({ plan, spec, graph, weights }: PrepareRequest): GpuProgram {
+function programFor({ plan, spec, graph: unfused, weights }: PrepareRequest): GpuProgram {
+  const graph = fuse(unfused);
   const byName = new Map(gpuRows.map((row) => [row.name, row]));
   const rowsOf = (mode: 'prompt' | 'step') => plan.operations.map(({ rows }) => byName.get(rows[mode]) as GpuRow);
   return layOutGpu({
@@ -244,6 +246,29 @@ export class GpuExecutable implements Executable {
 
   bandwidth(): Promise<DeviceBandwidth | undefined> {
     return measureGpuBandwidth(this.#gpu);
+  }
+
+  /**
+   * Runs a step `count` times without reading anything back in between, as steps follow each other where the host encodes
+   * ahead. `encodeMs` is the host's time to encode and submit all of them, `totalMs` until the device has done them.
+   */
+  async timeRuns(
+    step: Step,
+    count: number,
+  ): Promise<{ readonly encodeMs: number; readonly totalMs: number; readonly dispatches: number }> {
+    const { queue } = this.#gpu.device;
+    await queue.onSubmittedWorkDone();
+    const start = performance.now();
+    for (let i = 0; i < count; i++) {
+      const { shape } = this.#begin(step);
+      const encoder = this.#gpu.device.createCommandEncoder();
+      this.#recorder.record(encoder, step.mode, shape);
+      queue.submit([encoder.finish()]);
+    }
+    const encodeMs = performance.now() - start;
+    await queue.onSubmittedWorkDone();
+    this.#gpu.check();
+    return { encodeMs, totalMs: performance.now() - start, dispatches: this.#recorder.dispatches };
   }
 
   /** A named value of the last run, where no later one has taken its place. */

@@ -6,6 +6,7 @@
 import { columnsOf, KernelText, rowReader } from './kernel-text.ts';
 import { emitTiled } from './linear.ts';
 import { buffer, type MoeLayer, sigmoidCode, value } from './moe-layer.ts';
+import { emitTiledGated } from './tiled-gated.ts';
 import { TILE_ROWS, tileKernel } from './tiles.ts';
 
 /** Pairs of a tile: an expert has a few dozen of a usual batch. */
@@ -36,7 +37,7 @@ export function emitPromptExperts(layer: MoeLayer): void {
   builder.declareBuffer(`${prefix}.made`, pairs * hidden * 4);
   emitSort(layer, sorted);
   emitIn(layer, sorted);
-  if (moe.shared !== undefined) emitIn(layer, undefined);
+  if (moe.shared !== undefined) emitSharedIn(layer);
   emitOut(layer, sorted);
   if (moe.shared !== undefined) emitSharedOut(layer);
   emitCombine(layer);
@@ -97,66 +98,63 @@ const sortedTile = /* wgsl */ `
   let place = sorted[${TILES + 1}u + 3u * wg.y];
   let count = min(sorted[${TILES + 2}u + 3u * wg.y], ${HEIGHT}u);`;
 
-/** silu(gate · x) ⊙ (up · x) of sorted pairs, or of the shared expert for every row: 32 rows of each matrix a tile. */
-function emitIn(layer: MoeLayer, sorted: Sorted | undefined): void {
-  const { operation, builder, inner, innerWidth, slot, sharedSlot } = layer;
+/** silu(gate · x) ⊙ (up · x) of sorted pairs: 32 rows of each matrix a tile. */
+function emitIn(layer: MoeLayer, sorted: Sorted): void {
+  const { operation, builder, inner, innerWidth, slot } = layer;
   const { moe, prefix, input } = operation;
   const { used } = moe;
-  const [part, rows, wide] =
-    sorted === undefined ? ['.shared', moe.shared?.inner as number, sharedSlot] : ['', moe.inner, slot];
-  const gateWeight = builder.weight(`${prefix}${part}.gate`);
+  const rows = moe.inner;
+  const gateWeight = builder.weight(`${prefix}.gate`);
   const reader = rowReader(columnsOf(gateWeight));
   const text = new KernelText()
     .bind(value(input, 'read'), 'x', reader.type)
     .bind(buffer(inner, 'write'), 'inner', 'f32')
-    .bind({ kind: 'step' }, 'step', 'u32');
-  if (sorted !== undefined) text.bind(buffer(sorted.name, 'read'), 'sorted', 'u32');
+    .bind({ kind: 'step' }, 'step', 'u32')
+    .bind(buffer(sorted.name, 'read'), 'sorted', 'u32');
   const gate = text.matrix(gateWeight);
-  const up = text.matrix(builder.weight(`${prefix}${part}.up`));
+  const up = text.matrix(builder.weight(`${prefix}.up`));
   const half = TILE_ROWS / 2;
-  const base = sorted === undefined ? '' : `expert * ${rows}u + `;
-  const height = sorted === undefined ? 64 : HEIGHT;
-  const start =
-    sorted === undefined
-      ? `
-  let top = wg.y * ${height}u;
-  if (top >= step[${builder.step.rows}u]) { return; }
-  let count = min(step[${builder.step.rows}u] - top, ${height}u);`
-      : sortedTile;
-  const out =
-    sorted === undefined
-      ? `(top + t) * ${innerWidth}u + ${used * slot}u`
-      : `(pair / ${used}u) * ${innerWidth}u + (pair % ${used}u) * ${slot}u`;
   const put = (j: number) => `      {
         let row = first + tx + ${16 * j}u;
-        if (row < ${wide}u) { inner[out + row] = select(0.0, silu(s${j}) * s${j + 2}, row < ${rows}u); }
+        if (row < ${slot}u) { inner[out + row] = select(0.0, silu(s${j}) * s${j + 2}, row < ${rows}u); }
       }`;
   const code = tileKernel({
     text,
-    height,
+    height: HEIGHT,
     blocks: gate.blocks,
     functions: reader.code + sigmoidCode,
-    start: `${start}\n  let first = wg.x * ${half}u;`,
-    inputRow: sorted === undefined ? 'top + t' : `sorted[${sorted.order}u + place + t] / ${used}u`,
+    start: `${sortedTile}\n  let first = wg.x * ${half}u;`,
+    inputRow: `sorted[${sorted.order}u + place + t] / ${used}u`,
     decode: (store) => `
-      if (tid < ${half}u) {${store(gate, `${base}min(first + tid, ${rows - 1}u)`)}
-      } else {${store(up, `${base}min(first + tid - ${half}u, ${rows - 1}u)`)}
+      if (tid < ${half}u) {${store(gate, `expert * ${rows}u + min(first + tid, ${rows - 1}u)`)}
+      } else {${store(up, `expert * ${rows}u + min(first + tid - ${half}u, ${rows - 1}u)`)}
       }`,
-    write: `${sorted === undefined ? '' : `      let pair = sorted[${sorted.order}u + place + t];`}
-      let out = ${out};
+    write: `      let pair = sorted[${sorted.order}u + place + t];
+      let out = (pair / ${used}u) * ${innerWidth}u + (pair % ${used}u) * ${slot}u;
 ${put(0)}
 ${put(1)}`,
   });
-  const across = wide / half;
+  const across = slot / half;
   builder.dispatch('prompt', {
-    label: `${prefix}${part} gate and up`,
+    label: `${prefix} gate and up`,
     code,
     bindings: text.bindings,
-    workgroups: (run) => [
-      across,
-      sorted === undefined ? Math.ceil(run.rows / height) : mostTiles(run.rows * used, moe.experts),
-      1,
-    ],
+    workgroups: (run) => [across, mostTiles(run.rows * used, moe.experts), 1],
+  });
+}
+
+/** The same of the shared expert, for every row. */
+function emitSharedIn({ operation, builder, inner, innerWidth, slot, sharedSlot }: MoeLayer): void {
+  const { moe, prefix, input } = operation;
+  emitTiledGated(builder, {
+    label: `${prefix}.shared gate and up`,
+    input,
+    gate: builder.weight(`${prefix}.shared.gate`),
+    up: builder.weight(`${prefix}.shared.up`),
+    output: buffer(inner, 'write'),
+    outputWidth: innerWidth,
+    outputOffset: moe.used * slot,
+    wide: sharedSlot,
   });
 }
 
@@ -212,7 +210,7 @@ function emitSharedOut(layer: MoeLayer): void {
 }
 
 function emitCombine({ operation, builder, hidden, route, routeWidth }: MoeLayer): void {
-  const { moe, prefix, output } = operation;
+  const { moe, prefix, output, add } = operation;
   const { used, shared } = moe;
   const text = new KernelText()
     .bind(buffer(`${prefix}.made`, 'read'), 'made', 'f32')
@@ -220,6 +218,7 @@ function emitCombine({ operation, builder, hidden, route, routeWidth }: MoeLayer
     .bind(value(output, 'write'), 'y', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
   if (shared !== undefined) text.bind(buffer(`${prefix}.sharedOut`, 'read'), 'sharedOut', 'f32');
+  if (add !== undefined) text.bind(value(add, 'read'), 'residual', 'f32');
   const code = text.code(/* wgsl */ `
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
@@ -231,7 +230,7 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
     sum += bitcast<f32>(route[t * ${routeWidth}u + ${used}u + rank]) * made[(t * ${used}u + rank) * ${hidden}u + i];
   }
   ${shared === undefined ? '' : `sum += bitcast<f32>(route[t * ${routeWidth}u + ${2 * used}u]) * sharedOut[t * ${hidden}u + i];`}
-  y[t * ${hidden}u + i] = sum;
+  y[t * ${hidden}u + i] = sum${add === undefined ? '' : ` + residual[t * ${hidden}u + i]`};
 }`);
   builder.dispatch('prompt', {
     label: `${prefix} sum`,
