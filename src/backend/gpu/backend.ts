@@ -11,6 +11,7 @@ import type { Binding, RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
 import { fuse } from './fuse.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
+import { planeMaker } from './plane-pool.ts';
 import { type DispatchTime, profileRun } from './profile.ts';
 import { Recorder } from './recorder.ts';
 import type { GpuRow } from './row.ts';
@@ -33,7 +34,8 @@ async function prepare(request: PrepareRequest, place: Platform): Promise<Execut
     const program = programFor(request);
     const buffers = await DeviceBuffers.make(gpu, request, program);
     const recorder = await Recorder.make(gpu, program.dispatches, (binding) => buffers.of(binding));
-    await storeOnGpu(request, gpu, buffers.weights);
+    const planes = planeMaker(place, request);
+    await storeOnGpu(request, gpu, { buffers: buffers.weights, planes }).finally(() => planes.close());
     return new GpuExecutable(request, { gpu, program, buffers, recorder });
   } catch (error) {
     gpu.close();
