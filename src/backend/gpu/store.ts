@@ -88,6 +88,10 @@ export async function storeOnGpu(
         bytesDone += piece.fileSpan;
         onProgress?.({ bytesDone, bytesTotal });
       }
+    } catch (error) {
+      // The other lanes end with the piece that they are at.
+      next = pieces.length;
+      throw error;
     } finally {
       staging?.destroy();
       periods?.destroy();
