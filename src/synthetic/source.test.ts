@@ -8,7 +8,7 @@ import { after, before, describe, test } from 'node:test';
 import { writeSynthetic } from '../../bench/synthetic/write.ts';
 import type { ModelFile, TensorInfo } from '../format/model-file.ts';
 import { openModelFile } from '../format/open.ts';
-import { type ByteSource, periodOf } from '../format/source.ts';
+import { type ByteSource, periodOf, type Repetition } from '../format/source.ts';
 import { readModel } from '../model/read-model.ts';
 import { nodePlatform } from '../platform/node.ts';
 import { formatBytes, formatOf } from '../quant/index.ts';
@@ -99,6 +99,16 @@ describe('qwen3-30b-a3b-6l, whose large tensors repeat', () => {
           tensor.name,
         );
       }
+    }
+  });
+
+  test('read at once or a little at a time, a tensor is the same', async () => {
+    const { offset, bytes, period } = (source.repeats ?? []).at(-1) as Repetition;
+    const length = Math.min(bytes - 1001, 5 * period + 777);
+    const whole = await bytesAt(offset + 1001, length);
+    for (let at = 0; at < length; at += 100_003) {
+      const part = await bytesAt(offset + 1001 + at, Math.min(100_003, length - at));
+      assert.equal(Buffer.compare(part, whole.subarray(at, at + part.length)), 0, `at ${at}`);
     }
   });
 
