@@ -5,6 +5,7 @@ import { after, test } from 'node:test';
 import { deviceBytes } from '../../src/backend/gpu/layout.ts';
 import { ownThread, PlanePool } from '../../src/backend/gpu/plane-pool.ts';
 import { storeOnGpu } from '../../src/backend/gpu/store.ts';
+import { SourceError } from '../../src/errors.ts';
 import { openModelFile } from '../../src/format/open.ts';
 import { type ByteSource, memorySource, type Repetition } from '../../src/format/source.ts';
 import { readModel } from '../../src/model/read-model.ts';
@@ -93,6 +94,26 @@ test('planes that workers make are those that this thread makes', async () => {
   } finally {
     await pool.close();
   }
+});
+
+test('a load that cannot read a piece reads nothing after those in work', async () => {
+  const shape = [12_000, 2048];
+  const bytes = 4 * 12_000 * 2048;
+  const part = { name: 'w', format: 'F32', shape, source: 0, offset: 0, bytes };
+  let reads = 0;
+  const source: ByteSource = {
+    name: 'torn',
+    size: bytes,
+    async readInto() {
+      if (++reads === 2) throw new SourceError('torn: the second read failed');
+    },
+    async close() {},
+  };
+  const loading = stored(new Map([['w', { ...part, parts: [part] }]]), source);
+  await assert.rejects(loading, (error) => error instanceof SourceError && /second read/.test(error.message));
+  const gpu = await gpuTestDevice();
+  for (let turn = 0; turn < 10; turn++) await gpu.device.queue.onSubmittedWorkDone();
+  assert.equal(reads, ownThread.piecesAtOnce);
 });
 
 async function sameBothWays(given: {
