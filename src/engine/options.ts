@@ -73,6 +73,13 @@ const generateChecks: Readonly<Record<keyof GenerateOptions, Check>> = {
   chatTemplateKwargs: plainObject,
 };
 
+const profileChecks = { rows: oneOf('prompt', 'step'), repetitions: wholeFrom(1, 1000) };
+
+/** @throws UsageError `usage` */
+export function checkProfileOptions(options: Readonly<Partial<Record<keyof typeof profileChecks, unknown>>>): void {
+  checkOptions(options, profileChecks, 'profile');
+}
+
 /** @throws UsageError `usage` */
 export function checkLoadOptions(options: LoadOptions): void {
   checkOptions(options, loadChecks, 'load');
