@@ -3,12 +3,12 @@
  * that the loop knows of them without going back to its event loop.
  */
 
+import type { SamplerSettings } from '../backend/sampling.ts';
 import type { ErrorRecord } from '../errors.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
 import type { Weight } from '../model/weights.ts';
 import type { DeviceName, Plan } from '../plan/plan.ts';
-import type { SamplerSettings } from './sampler.ts';
 import type { FinishReason } from './types.ts';
 
 /** What the worker is started with, before the model is planned: enough to get its device ready. */
