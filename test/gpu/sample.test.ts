@@ -260,7 +260,7 @@ async function checkSequences(run: SamplingRun): Promise<void> {
     run.submit(
       requests.map(({ settings, slot, prompt }, row) => ({
         logits: rows[row] as Logits,
-        draw: { settings, slot, prompt: prompt.length, index },
+        draw: { settings, slot, prompt: prompt.length, index, place: slot },
       })),
     ),
   );

@@ -4,7 +4,13 @@ import { Builder } from '../../src/backend/gpu/builder.ts';
 import type { Gpu } from '../../src/backend/gpu/device.ts';
 import { emitSample } from '../../src/backend/gpu/kernels/sample.ts';
 import { Recorder } from '../../src/backend/gpu/recorder.ts';
-import { type Draw, type SamplingLayout, writeDraws, writeSlot } from '../../src/backend/gpu/sampling-buffer.ts';
+import {
+  type Draw,
+  drawShape,
+  type SamplingLayout,
+  writeDraws,
+  writeSlot,
+} from '../../src/backend/gpu/sampling-buffer.ts';
 import type { SamplerSettings } from '../../src/backend/sampling.ts';
 import { tinyGraph } from '../conformance/support/tiny-graph.ts';
 
@@ -103,19 +109,16 @@ export class SamplingRun {
         logits as Float32Array<ArrayBuffer>,
       );
     });
+    const draws = rows.map(({ draw }) => draw);
     const words = new Uint32Array(this.layout.settingsWords);
-    const used = writeDraws(
-      rows.map(({ draw }) => draw),
-      this.layout,
-      words,
-    );
+    const used = writeDraws(draws, this.layout, words);
     device.queue.writeBuffer(this.#buffer('settings'), 0, words, 0, used);
     const encoder = device.createCommandEncoder();
     this.#recorder.record(encoder, 'step', {
       rows: rows.length,
       wanted: rows.length,
       visible: 1,
-      drawn: rows.length,
+      ...drawShape(draws),
     });
     const staging = device.createBuffer({
       size: this.layout.drawnWords * 4,
@@ -128,8 +131,9 @@ export class SamplingRun {
         await staging.mapAsync(GPUMapMode.READ);
         const all = new Uint32Array(staging.getMappedRange().slice(0));
         staging.destroy();
-        const { rows: most } = this.layout;
-        return { tokens: all.slice(0, rows.length), states: all.slice(most, most + rows.length) };
+        const places = draws.map((draw, row) => draw?.place ?? row);
+        const at = (start: number) => Uint32Array.from(places, (place) => all[start + place] as number);
+        return { tokens: at(0), states: at(this.layout.places) };
       },
     };
   }

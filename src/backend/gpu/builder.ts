@@ -20,6 +20,8 @@ export interface RunShape {
   readonly visible: number;
   /** Of the wanted rows, the leading ones whose tokens are drawn on the device where their settings say so; absent: 0. */
   readonly drawn?: number;
+  /** Whether some of these have penalties or biases; absent: none. */
+  readonly adjusts?: boolean;
 }
 
 /** What stands at @group(0) @binding(i), in order. Everything but `write` is bound as `storage, read`. */

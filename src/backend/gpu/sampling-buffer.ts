@@ -50,6 +50,8 @@ export const setting = {
   frequency: 17,
   /** Always 0, which no compiler knows: it keeps a product and a sum from becoming one fused operation. */
   zero: 18,
+  /** Where in `drawn` the token goes. */
+  place: 19,
 } as const;
 export const SETTINGS_WORDS = 20;
 
@@ -66,7 +68,9 @@ export interface SamplingLayout {
   readonly slotWords: number;
   /** [rows][SETTINGS_WORDS] */
   readonly settingsWords: number;
-  /** [rows] tokens (the host and the next run read them), then [rows] of `status`. */
+  /** Places for drawn tokens. */
+  readonly places: number;
+  /** [places] tokens (the host and later runs read them), then [places] of `status`. */
   readonly drawnWords: number;
 }
 
@@ -77,11 +81,13 @@ export function samplingLayout(given: {
   readonly slots: number;
 }): SamplingLayout {
   const { context, rows } = given;
+  const places = Math.max(rows, given.slots);
   return {
     ...given,
     slotWords: context + 2 * MAX_BIASES,
     settingsWords: rows * SETTINGS_WORDS,
-    drawnWords: 2 * rows,
+    places,
+    drawnWords: 2 * places,
   };
 }
 
@@ -138,6 +144,23 @@ export interface Draw {
   readonly prompt: number;
   /** Tokens drawn for the request before this one, seen by the host or not; the random number's index. */
   readonly index: number;
+  /**
+   * Where in `drawn` the token goes, no other row's place; default: the row's number. A request that keeps one place finds
+   * its token there whatever runs of others come in between.
+   */
+  readonly place?: number;
+}
+
+/** What the shape of a run says of its draws. */
+export function drawShape(draws: readonly (Draw | undefined)[]): {
+  readonly drawn: number;
+  readonly adjusts: boolean;
+} {
+  const some = draws.some((draw) => draw !== undefined);
+  return {
+    drawn: some ? draws.length : 0,
+    adjusts: draws.some((draw) => draw !== undefined && needsSlot(draw.settings)),
+  };
 }
 
 /**
@@ -151,13 +174,13 @@ export function writeDraws(draws: readonly (Draw | undefined)[], layout: Samplin
   }
   words.fill(0, 0, draws.length * SETTINGS_WORDS);
   draws.forEach((draw, row) => {
-    if (draw !== undefined) writeDraw(draw, layout, { words, floats, at: row * SETTINGS_WORDS });
+    if (draw !== undefined) writeDraw({ place: row, ...draw }, layout, { words, floats, at: row * SETTINGS_WORDS });
   });
   return draws.length * SETTINGS_WORDS;
 }
 
 function writeDraw(
-  { settings, slot, prompt, index }: Draw,
+  { settings, slot, prompt, index, place }: Required<Draw>,
   layout: SamplingLayout,
   to: { readonly words: Uint32Array; readonly floats: Float32Array; readonly at: number },
 ): void {
@@ -168,6 +191,7 @@ function writeDraw(
   if (adjusts && (slot >= layout.slots || seen > layout.context)) {
     throw new InternalError(`slot ${slot} of ${layout.slots} has ${seen} tokens; the context is ${layout.context}`);
   }
+  if (place >= layout.places) throw new InternalError(`a token was to be drawn to place ${place} of ${layout.places}`);
   const kept = topK > 0 && topK < layout.vocabulary;
   const filters = kept || topP < 1 || minP > 0;
   const repeats = repeatFactors(settings);
@@ -175,6 +199,7 @@ function writeDraw(
   words[at + setting.adjusts] = adjusts ? 1 : 0;
   words[at + setting.slot] = slot;
   words[at + setting.seen] = seen;
+  words[at + setting.place] = place;
   words[at + setting.windowStart] = settings.repeatPenalty === 1 ? seen : Math.max(0, seen - penaltyWindow);
   words[at + setting.generatedStart] = presencePenalty === 0 && frequencyPenalty === 0 ? seen : prompt;
   words[at + setting.biases] = logitBias.length;

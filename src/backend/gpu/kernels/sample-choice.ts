@@ -1,5 +1,5 @@
 /**
- * The second kernel of sampling: a workgroup draws one row's token from what the first has found, in the order of the host's
+ * The last kernel of sampling: a workgroup draws one row's token from what is known of its parts, in the order of the host's
  * sampler. The best are gathered from the groups that can hold them and sorted; without filters nothing is sorted; what is
  * too much to gather is found by value (`sample-search.ts`).
  */
@@ -7,7 +7,6 @@
 import type { Dispatch } from '../builder.ts';
 import { mode, NO_TOKEN, type SamplingLayout, SETTINGS_WORDS, status } from '../sampling-buffer.ts';
 import { unrolled } from './kernel-text.ts';
-import { partsOf, type SampleBuffers } from './sample-parts.ts';
 import { searchText } from './sample-search.ts';
 import {
   float,
@@ -16,8 +15,10 @@ import {
   PART,
   PART_WORDS,
   part,
+  partsOf,
   randomText,
   SAMPLE_THREADS,
+  type SampleBuffers,
   sumText,
   togetherText,
   word,
@@ -37,7 +38,7 @@ const CANDIDATES_EACH = CANDIDATES / SAMPLE_THREADS;
 const IDS_EACH = PART / SAMPLE_THREADS;
 
 export function choiceDispatch(buffers: SampleBuffers, layout: SamplingLayout): Dispatch {
-  const { vocabulary, context, slotWords, rows } = layout;
+  const { vocabulary, context, slotWords, places } = layout;
   const parts = partsOf(vocabulary);
   const { text, bindings } = declare([
     buffers.logits,
@@ -124,8 +125,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
     }
   }
   if (thread == 0u) {
-    drawn[row] = token;
-    drawn[${rows}u + row] = state;
+    drawn[${word('place')}] = token;
+    drawn[${places}u + ${word('place')}] = state;
     let seen = ${word('seen')};
     if (adjusts && seen < ${context}u) { slots[${word('slot')} * ${slotWords}u + seen] = token; }
   }

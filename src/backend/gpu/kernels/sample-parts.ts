@@ -1,36 +1,32 @@
-/**
- * The first kernel of sampling: penalties and biases, and of each part of a row's logits what the second one needs. A
- * workgroup takes a part; it looks over the row's whole slot for tokens that lie in its own.
- */
+/** The kernel that looks through all logits: of each part of a row what the choice needs. A workgroup takes a part. */
 
 import type { Dispatch } from '../builder.ts';
-import { MAX_BIASES, mode, type SamplingLayout, SETTINGS_WORDS } from '../sampling-buffer.ts';
+import { mode, type SamplingLayout, SETTINGS_WORDS } from '../sampling-buffer.ts';
 import { unrolled } from './kernel-text.ts';
-import { float, GROUPS, keyText, PART, PART_WORDS, part, SAMPLE_THREADS, sumText, word } from './sample-text.ts';
-import { type Bound, declare } from './snippets.ts';
+import {
+  float,
+  GROUPS,
+  keyText,
+  PART,
+  PART_WORDS,
+  part,
+  partsOf,
+  SAMPLE_THREADS,
+  type SampleBuffers,
+  sumText,
+  word,
+} from './sample-text.ts';
+import { declare } from './snippets.ts';
 
 const EACH = PART / SAMPLE_THREADS;
 
-export interface SampleBuffers {
-  readonly logits: Bound;
-  /** Logits after penalties and biases, of the rows that have some. */
-  readonly adjusted: (access: 'read' | 'write') => Bound;
-  readonly parts: (access: 'read' | 'write') => Bound;
-  readonly settings: Bound;
-  readonly slots: (access: 'read' | 'write') => Bound;
-  readonly drawn: Bound;
-}
-
-export const partsOf = (vocabulary: number) => Math.ceil(vocabulary / PART);
-
 export function partsDispatch(buffers: SampleBuffers, layout: SamplingLayout): Dispatch {
-  const { vocabulary, context, slotWords } = layout;
+  const { vocabulary } = layout;
   const parts = partsOf(vocabulary);
   const { text, bindings } = declare([
     buffers.logits,
     buffers.settings,
-    buffers.slots('read'),
-    buffers.adjusted('write'),
+    buffers.adjusted('read'),
     buffers.parts('write'),
   ]);
   return {
@@ -39,13 +35,8 @@ export function partsDispatch(buffers: SampleBuffers, layout: SamplingLayout): D
     code: `${text}
 ${keyText}
 ${sumText}
-// Of each id of the part: bit 31 whether it is in the window, the rest how often it was generated; later its bias.
-var<workgroup> marks: array<atomic<u32>, ${PART}>;
 var<workgroup> fault: atomic<u32>;
 var<workgroup> some: atomic<u32>;
-
-/** The same number, by a way that no compiler can look through: what it is made by is rounded before it is added to. */
-fn rounded(x: f32, zero: u32) -> f32 { return bitcast<f32>(bitcast<u32>(x) ^ zero); }
 
 @compute @workgroup_size(${SAMPLE_THREADS})
 fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) thread: u32) {
@@ -62,48 +53,7 @@ ${unrolled(
   if (${unrolled(EACH, (i) => `bits${i} != NONE_BITS`).replaceAll('\n', ' || ')}) { atomicStore(&some, 1u); }
 
   if (${word('adjusts')} != 0u) {
-    let slot = ${word('slot')} * ${slotWords}u;
-    let seen = ${word('seen')};
-    for (var i = ${word('windowStart')} + thread; i < seen; i += ${SAMPLE_THREADS}u) {
-      let own = slots[slot + i] - first;
-      if (own < ${PART}u) { atomicOr(&marks[own], 0x80000000u); }
-    }
-    for (var i = ${word('generatedStart')} + thread; i < seen; i += ${SAMPLE_THREADS}u) {
-      let own = slots[slot + i] - first;
-      if (own < ${PART}u) { atomicAdd(&marks[own], 1u); }
-    }
-    workgroupBarrier();
-    let zero = ${word('zero')};
-${unrolled(
-  EACH,
-  (i) => `    let mark${i} = atomicLoad(&marks[${i * SAMPLE_THREADS}u + thread]);
-    var logit${i} = bitcast<f32>(bits${i});
-    if ((mark${i} >> 31u) == 1u) {
-      logit${i} = rounded(logit${i} * select(${float('repeatBelow0')}, ${float('repeatAbove0')}, logit${i} > 0f), zero);
-    }
-    if ((mark${i} & 0x7fffffffu) != 0u) {
-      logit${i} -= ${float('presence')} + rounded(f32(mark${i} & 0x7fffffffu) * ${float('frequency')}, zero);
-    }`,
-)}
-    let biases = min(${word('biases')}, ${MAX_BIASES}u);
-    if (biases > 0u) {
-      workgroupBarrier();
-${unrolled(EACH, (i) => `      atomicStore(&marks[${i * SAMPLE_THREADS}u + thread], 0u);`)}
-      workgroupBarrier();
-      for (var i = thread; i < biases; i += ${SAMPLE_THREADS}u) {
-        let entry = slot + ${context}u + 2u * i;
-        let own = slots[entry] - first;
-        if (own < ${PART}u) { atomicStore(&marks[own], slots[entry + 1u]); }
-      }
-      workgroupBarrier();
-${unrolled(EACH, (i) => `      logit${i} += bitcast<f32>(atomicLoad(&marks[${i * SAMPLE_THREADS}u + thread]));`)}
-    }
-${unrolled(
-  EACH,
-  (i) => `    // A fault stays one, whatever the device makes of sums with it.
-    if (!isFault(bits${i})) { bits${i} = bitcast<u32>(logit${i}); }
-    if (id${i} < ${vocabulary}u) { adjusted[row * ${vocabulary}u + id${i}] = bits${i}; }`,
-)}
+${unrolled(EACH, (i) => `    if (id${i} < ${vocabulary}u) { bits${i} = adjusted[row * ${vocabulary}u + id${i}]; }`)}
   }
 
   var best = vec2u(keyOf(bits0), id0);

@@ -1,17 +1,30 @@
 /**
- * WGSL that the kernels of sampling share. Logits are compared as keys, unsigned numbers in the order of the f32 they stand
+ * What the kernels of sampling share. Logits are compared as keys, unsigned numbers in the order of the f32 they stand
  * for, which no device flushes or reorders; sums over a workgroup are in one order, whatever the row holds.
  */
 
 import { PHILOX } from '../../random.ts';
 import { setting } from '../sampling-buffer.ts';
+import type { Bound } from './snippets.ts';
 
-/** Of both kernels. */
+/** Of each kernel. */
 export const SAMPLE_THREADS = 256;
-/** Ids that a workgroup of the first kernel takes. */
+/** Ids that a workgroup takes at most, where several share a row. */
 export const PART = 2048;
 /** Groups of a part whose best logits are kept: id i belongs to group i mod GROUPS, so that neighbours are apart. */
 export const GROUPS = 32;
+
+export interface SampleBuffers {
+  readonly logits: Bound;
+  /** Logits after penalties and biases, of the rows that have some. */
+  readonly adjusted: (access: 'read' | 'write') => Bound;
+  readonly parts: (access: 'read' | 'write') => Bound;
+  readonly settings: Bound;
+  readonly slots: (access: 'read' | 'write') => Bound;
+  readonly drawn: Bound;
+}
+
+export const partsOf = (vocabulary: number) => Math.ceil(vocabulary / PART);
 
 /** Words of a part's record: [GROUPS] best keys, then these. */
 export const part = {
@@ -71,7 +84,7 @@ fn sumAll(thread: u32, value: vec4f) -> vec4f {
   return all;
 }`;
 
-/** What the second kernel's ways of drawing have in common; uses `room` of {@link sumText}. */
+/** What the ways of drawing have in common; uses `room` of {@link sumText}. */
 export const togetherText = /* wgsl */ `
 var<workgroup> told: u32;
 var<workgroup> lowest: atomic<u32>;

@@ -1,8 +1,8 @@
 /**
  * Sampling on the device: from logits [wanted, vocabulary] and the settings of `sampling-buffer.ts` to a token a row, the same
- * one that the host's sampler draws. Two dispatches, whatever the settings, which may differ from row to row. A row's token
- * depends on its logits, settings and slot alone; shares are f32, so it may be another than the host's only where the
- * random number or a filter falls within rounding of a border.
+ * one that the host's sampler draws. Two dispatches, and one before them where a row has penalties or biases; settings may differ from row
+ * to row. A row's token depends on its logits, settings and slot alone; shares are f32, so it may be another than the
+ * host's only where the random number or a filter falls within rounding of a border.
  */
 
 import { InternalError } from '../../../errors.ts';
@@ -10,14 +10,15 @@ import type { ValueName } from '../../../model/graph.ts';
 import type { Mode } from '../../kernel.ts';
 import type { Binding, Builder } from '../builder.ts';
 import { MAX_VOCABULARY } from '../sampling-buffer.ts';
+import { adjustDispatch } from './sample-adjust.ts';
 import { choiceDispatch } from './sample-choice.ts';
-import { partsDispatch, partsOf, type SampleBuffers } from './sample-parts.ts';
-import { PART_WORDS } from './sample-text.ts';
+import { partsDispatch } from './sample-parts.ts';
+import { PART_WORDS, partsOf, type SampleBuffers } from './sample-text.ts';
 
 const ADJUSTED = 'sample logits';
 const PARTS = 'sample parts';
 
-/** Emits both dispatches; runs whose shape has `drawn` rows draw tokens of the leading rows of `logits`. */
+/** Emits the dispatches; runs whose shape has `drawn` rows draw tokens of the leading rows of `logits`. */
 export function emitSample(builder: Builder, mode: Mode, logits: ValueName): void {
   const layout = builder.sampling;
   const { vocabulary, rows } = layout;
@@ -40,6 +41,7 @@ export function emitSample(builder: Builder, mode: Mode, logits: ValueName): voi
     slots: (access) => [sampling('slots', access), 'slots', 'u32'],
     drawn: [sampling('drawn', 'write'), 'drawn', 'u32'],
   };
+  builder.dispatch(mode, adjustDispatch(buffers, layout));
   builder.dispatch(mode, partsDispatch(buffers, layout));
   builder.dispatch(mode, choiceDispatch(buffers, layout));
 }
