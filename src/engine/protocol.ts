@@ -3,6 +3,7 @@
  * that the loop knows of them without going back to its event loop.
  */
 
+import type { SamplerSettings } from '../backend/sampling.ts';
 import type { ErrorRecord } from '../errors.ts';
 import type { ByteSource } from '../format/source.ts';
 import type { Graph } from '../model/graph.ts';
@@ -10,7 +11,6 @@ import type { ModelSpec } from '../model/spec.ts';
 import type { Weight } from '../model/weights.ts';
 import type { DeviceName, Plan } from '../plan/plan.ts';
 import type { ProfileRequest } from './profile.ts';
-import type { SamplerSettings } from './sampler.ts';
 import type { FinishReason, Profile } from './types.ts';
 
 /** What the worker is started with, before the model is planned: enough to get its device ready. */
