@@ -3,9 +3,9 @@
  * full, so that bundlers find them; a browser only ever runs the built package.
  */
 
-import { InternalError, SourceError, UsageError } from '../errors.ts';
+import { InternalError, Refusal, SourceError, UsageError } from '../errors.ts';
 import { detectFeatures } from './features.ts';
-import type { Platform, PlatformWorker, WorkerEntry } from './platform.ts';
+import type { GpuChoice, Platform, PlatformWorker, WorkerEntry } from './platform.ts';
 import { openWebInput } from './web-source.ts';
 import { makeMailbox } from './worker-port.ts';
 
@@ -20,7 +20,7 @@ export const browserPlatform: Platform = {
   },
   spawnWorker: spawn,
   features: detectFeatures,
-  gpu: async () => navigator.gpu as GPU | undefined,
+  gpu,
   threads: () => navigator.hardwareConcurrency || 1,
   freeMemoryBytes,
   async readAsset(name) {
@@ -101,6 +101,16 @@ function spawn(entry: WorkerEntry, data: unknown): PlatformWorker {
     ref() {},
     unref() {},
   };
+}
+
+/** @throws Refusal `refused`: a page is shown one adapter, which the browser chooses */
+async function gpu({ number = 0 }: GpuChoice = {}): Promise<GPU | undefined> {
+  if (number !== 0) {
+    throw new Refusal(`gpu:${number} was asked for, and a browser shows a page one GPU only; use gpu`, {
+      data: { asked: number },
+    });
+  }
+  return navigator.gpu as GPU | undefined;
 }
 
 /** Half of what the browser admits the device has (it says 8 GiB at the most), 2 GiB where it says nothing. */

@@ -9,6 +9,7 @@ import { fileURLToPath } from 'node:url';
 import { type ResourceLimits, Worker } from 'node:worker_threads';
 import { InternalError, OutOfMemoryError, SourceError, UsageError } from '../errors.ts';
 import type { ByteSource, ModelSource } from '../format/source.ts';
+import { openDawn } from './dawn.ts';
 import { detectFeatures } from './features.ts';
 import type { Platform, PlatformWorker, SourceInput, WorkerEntry } from './platform.ts';
 import { checkRange, openWebInput } from './web-source.ts';
@@ -41,23 +42,6 @@ const inherited = process.execArgv.some((flag) => flag.startsWith('--input-type'
 
 /** The built files: `build/` of the checkout, `dist/build/` of the package. */
 const assets = new URL(ending === '.ts' ? '../../build/' : '../build/', import.meta.url);
-
-/** Chrome's gates that kernels may use; none makes a kernel that passes validation do anything else. */
-const dawnToggles = ['enable-dawn-features=allow_unsafe_apis,vulkan_enable_f16_on_nvidia'];
-
-let dawn: Promise<GPU | undefined> | undefined;
-
-/** Dawn, once for this thread; the package is optional. */
-function openDawn(): Promise<GPU | undefined> {
-  dawn ??= import('webgpu').then(
-    ({ create, globals }) => {
-      Object.assign(globalThis, globals);
-      return create(dawnToggles) as GPU;
-    },
-    () => undefined,
-  );
-  return dawn;
-}
 
 export const nodePlatform: Platform = {
   name: 'node',

@@ -227,6 +227,29 @@ export class GpuExecutable implements Executable {
     return this.#recorder.time(step.mode, shape);
   }
 
+  /**
+   * Runs a step `count` times without reading anything back in between, as steps follow each other where the host encodes
+   * ahead. `encodeMs` is the host's time to encode and submit all of them, `totalMs` until the device has done them.
+   */
+  async timeRuns(
+    step: Step,
+    count: number,
+  ): Promise<{ readonly encodeMs: number; readonly totalMs: number; readonly dispatches: number }> {
+    const { queue } = this.#gpu.device;
+    await queue.onSubmittedWorkDone();
+    const start = performance.now();
+    for (let i = 0; i < count; i++) {
+      const { shape } = this.#begin(step);
+      const encoder = this.#gpu.device.createCommandEncoder();
+      this.#recorder.record(encoder, step.mode, shape);
+      queue.submit([encoder.finish()]);
+    }
+    const encodeMs = performance.now() - start;
+    await queue.onSubmittedWorkDone();
+    this.#gpu.check();
+    return { encodeMs, totalMs: performance.now() - start, dispatches: this.#recorder.dispatches };
+  }
+
   /** A named value of the last run, where no later one has taken its place. */
   async value(name: string): Promise<Float32Array> {
     const width = this.#request.graph.widths[name] as number;

@@ -1,7 +1,7 @@
 /** The GPU device: asked for with everything the adapter has, and what goes wrong with it as named errors. */
 
 import { DeviceLostError, OutOfMemoryError, Refusal } from '../../errors.ts';
-import type { Platform } from '../../platform/platform.ts';
+import type { GpuChoice, Platform } from '../../platform/platform.ts';
 
 /** What a plan may know of an adapter; plain data. */
 export interface AdapterFacts {
@@ -11,7 +11,12 @@ export interface AdapterFacts {
   readonly maxBufferBytes: number;
   readonly maxBindingBytes: number;
   readonly workgroupBytes: number;
+  /** Computed by the processor: of use for tests only. */
+  readonly software: boolean;
 }
+
+/** Software renderers that do not say of themselves that they are. */
+const softwareNames = /swiftshader|llvmpipe|lavapipe|microsoft basic render/i;
 
 /** Features that kernels use where an adapter has them; none is required. */
 const wanted = ['shader-f16', 'subgroups', 'timestamp-query', 'chromium-experimental-subgroup-matrix'] as const;
@@ -59,9 +64,11 @@ const raised = [
   'maxStorageBuffersPerShaderStage',
 ] as const;
 
-/** @throws Refusal `refused` when there is no WebGPU or no adapter, with what to do */
-export async function requestAdapter(platform: Pick<Platform, 'gpu'>): Promise<GPUAdapter> {
-  const gpu = await platform.gpu();
+/**
+ * @throws Refusal `refused` when there is no WebGPU, no adapter or none of the chosen number, with what to do
+ */
+export async function requestAdapter(platform: Pick<Platform, 'gpu'>, choice?: GpuChoice): Promise<GPUAdapter> {
+  const gpu = await platform.gpu(choice);
   if (gpu === undefined) {
     throw new Refusal(
       'this runtime has no WebGPU: in Node install the package webgpu (npm install webgpu), or use --device cpu',
@@ -76,7 +83,7 @@ export async function requestAdapter(platform: Pick<Platform, 'gpu'>): Promise<G
 
 /** @param language what WGSL itself offers: `navigator.gpu.wgslLanguageFeatures` */
 export function adapterFacts(adapter: GPUAdapter, language: ReadonlySet<string> = new Set()): AdapterFacts {
-  const { vendor, architecture, description } = adapter.info;
+  const { vendor, architecture, description, isFallbackAdapter } = adapter.info;
   return {
     name: description !== '' ? description : [vendor, architecture].filter((part) => part !== '').join(' '),
     features: [
@@ -87,13 +94,14 @@ export function adapterFacts(adapter: GPUAdapter, language: ReadonlySet<string> 
     maxBufferBytes: adapter.limits.maxBufferSize,
     maxBindingBytes: adapter.limits.maxStorageBufferBindingSize,
     workgroupBytes: adapter.limits.maxComputeWorkgroupStorageSize,
+    software: isFallbackAdapter || softwareNames.test(`${architecture} ${description}`),
   };
 }
 
 /** @throws as {@link requestAdapter} */
-export async function findAdapter(platform: Pick<Platform, 'gpu'>): Promise<AdapterFacts> {
-  const adapter = await requestAdapter(platform);
-  return adapterFacts(adapter, (await platform.gpu())?.wgslLanguageFeatures);
+export async function findAdapter(platform: Pick<Platform, 'gpu'>, choice?: GpuChoice): Promise<AdapterFacts> {
+  const adapter = await requestAdapter(platform, choice);
+  return adapterFacts(adapter, (await platform.gpu(choice))?.wgslLanguageFeatures);
 }
 
 /** A device and what has become of it. */
@@ -118,8 +126,8 @@ export class Gpu {
   }
 
   /** @throws Refusal `refused`; DeviceLostError `device_lost` when the driver gives no device */
-  static async open(platform: Pick<Platform, 'gpu'>): Promise<Gpu> {
-    const adapter = await requestAdapter(platform);
+  static async open(platform: Pick<Platform, 'gpu'>, choice?: GpuChoice): Promise<Gpu> {
+    const adapter = await requestAdapter(platform, choice);
     const requiredLimits = Object.fromEntries(raised.map((name) => [name, adapter.limits[name]]));
     const requiredFeatures = wanted.filter((feature) => adapter.features.has(feature)) as unknown as GPUFeatureName[];
     try {

@@ -8,7 +8,16 @@ import type { RowNorm, ValueName } from '../../../model/graph.ts';
 import type { Weight } from '../../../model/weights.ts';
 import type { Binding, Builder } from '../builder.ts';
 import { columnsOf, KernelText, type MatrixText, rowReader, rowsOf, unrolled } from './kernel-text.ts';
-import { bindNorm, blocksOf, type Encoding, laneInput, laneSums, lanesOf } from './lane-product.ts';
+import {
+  bindNorm,
+  blocksOf,
+  type Encoding,
+  laneSums,
+  lanesOf,
+  rowsOfTeam,
+  scratchCode,
+  staging,
+} from './lane-product.ts';
 import { sigmoidCode } from './moe-layer.ts';
 
 /** A pair of matrices, or a stack of pairs of which a row's route picks. */
@@ -40,19 +49,17 @@ export interface Gated {
   readonly always?: GatedUnit;
 }
 
-/** Inner values of a team: two weight rows each. */
-const TEAM_VALUES = 4;
-
 /** Emits the dispatch of step rows. */
 export function emitGated(builder: Builder, gated: Gated): void {
   const { label, encoding, input, norm, output, outputWidth, routed, always } = gated;
   const some = (routed ?? always) as GatedUnit;
   const columns = columnsOf(some.gate);
-  const blocks = blocksOf(some.gate);
-  const lanes = lanesOf(blocks);
-  const { threads, each, teams } = lanes;
   const widest = Math.max(routed?.wide ?? 0, always?.wide ?? 0);
-  const own = widest * ((routed?.used ?? 0) + (always === undefined ? 0 : 1)) >= 1024 ? TEAM_VALUES : 1;
+  const outputs = (routed?.used ?? 0) * (routed?.wide ?? 0) + (always?.wide ?? 0);
+  const lanes = lanesOf(blocksOf(some.gate), outputs, encoding);
+  const { blocks, threads, rounds, teams } = lanes;
+  // Of each inner value a team has two weight rows.
+  const own = Math.max(1, rowsOfTeam(outputs, lanes, encoding) / 2);
   const groupValues = teams * own;
   const reader = rowReader(columns);
   const text = new KernelText()
@@ -60,34 +67,42 @@ export function emitGated(builder: Builder, gated: Gated): void {
     .bind(output, 'inner', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
   if (routed !== undefined) text.bind(routed.route, 'route', 'u32');
-  bindNorm(text, norm);
+  bindNorm(text, norm, columns);
   const pair = (unit: GatedUnit) => [text.matrix(unit.gate), text.matrix(unit.up)] as const;
   const routedPair = routed && pair(routed);
   const alwaysPair = always && pair(always);
   const used = routed?.used ?? 0;
 
-  const laneRows = laneInput({ lanes, blocks, columns, tile: 1, row: () => 't', norm });
+  const staged = staging({ encoding, lanes, columns, tile: 1, row: () => 't', norm });
   const sums = laneSums(2 * teams * own, lanes);
-  const loads = ([gate, up]: readonly [MatrixText, MatrixText], unit: GatedUnit, base: string, b: string) =>
-    unrolled(
-      own,
-      (r) => `    {
+  const loads = (
+    [gate, up]: readonly [MatrixText, MatrixText],
+    unit: GatedUnit,
+    { base, b, r }: { readonly base: string; readonly b: string; readonly r: number },
+  ) => `    {
       let at = ${base}min(first + ${r}u, ${rowsOf(unit.gate) - 1}u);
       g${r} = ${encoding.load(gate, `at * ${gate.rowWords}u`, b)};
       u${r} = ${encoding.load(up, `at * ${up.rowWords}u`, b)};
-    }`,
-    );
-  const load = (b: string) => {
-    const declared = unrolled(own, (r) => `  var g${r}: ${encoding.weightType};\n  var u${r}: ${encoding.weightType};`);
-    const ofRouted = routed && routedPair && loads(routedPair, routed, `expert * ${rowsOf(routed.gate)}u + `, b);
-    const ofAlways = always && alwaysPair && loads(alwaysPair, always, '', b);
-    if (ofRouted === undefined || ofAlways === undefined) return `${declared}\n${ofRouted ?? ofAlways}`;
-    return `${declared}\n  if (rank < ${used}u) {\n${ofRouted}\n  } else {\n${ofAlways}\n  }`;
+    }`;
+  /** Loads the weights of some of a team's values. */
+  const load = (b: string, values: readonly number[]) => {
+    const ofRouted =
+      routed &&
+      routedPair &&
+      values.map((r) => loads(routedPair, routed, { base: `expert * ${rowsOf(routed.gate)}u + `, b, r })).join('\n');
+    const ofAlways =
+      always && alwaysPair && values.map((r) => loads(alwaysPair, always, { base: '', b, r })).join('\n');
+    if (ofRouted === undefined || ofAlways === undefined) return `${ofRouted ?? ofAlways}`;
+    return `  if (rank < ${used}u) {\n${ofRouted}\n  } else {\n${ofAlways}\n  }`;
   };
-  const multiply = (b: string) => `  {
-    let x = ${laneRows.prepared(0, b)};
-${unrolled(own, (r) => `    gate${r} += dotBlock(g${r}, x);\n    up${r} += dotBlock(u${r}, x);`)}
-  }`;
+  const declared = unrolled(own, (r) => `  var g${r}: ${encoding.weightType};\n  var u${r}: ${encoding.weightType};`);
+  const multiply = (r: number) => `  gate${r} += dotBlock(g${r}, x0);\n  up${r} += dotBlock(u${r}, x0);`;
+  const all = Array.from({ length: own }, (_, r) => r);
+  // Bytes are small: all of a lane's weights are on their way while the input is made ready.
+  const round = (b: string, index: string) =>
+    encoding.id === 'int8'
+      ? `${declared}\n${load(b, all)}\n${staged.round(index)}\n${unrolled(own, multiply)}`
+      : `${declared}\n${staged.round(index)}\n${unrolled(own, (r) => `${load(b, [r])}\n${multiply(r)}`)}`;
   /** A number of the unit that a workgroup is in. */
   const ofUnit = (pick: (unit: GatedUnit) => number) =>
     routed === undefined || always === undefined
@@ -103,7 +118,8 @@ ${unrolled(own, (r) => `    gate${r} += dotBlock(g${r}, x);\n    up${r} += dotBl
 ${reader.code}
 ${sigmoidCode}
 ${encoding.helpers}
-${laneRows.functions}
+${scratchCode(staged, sums)}
+${staged.functions}
 ${sums.code}
 
 @compute @workgroup_size(${threads})
@@ -123,25 +139,23 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   if (rank < ${used}u) { expert = min(route[t * ${routed.routeWidth}u + rank], ${routed.experts - 1}u); }`
   }
 ${unrolled(own, (r) => `  var gate${r} = 0.0;\n  var up${r} = 0.0;`)}
+${staged.start}
 ${
-  each === 1
-    ? `${load('lane')}
-${laneRows.start}
-${multiply('lane')}`
-    : `${laneRows.start}
-  for (var i = 0u; i < ${each}u; i++) {
-    let b = lane + i * ${lanes.lanes}u;
-    if (b < ${blocks}u) {
-${load('b')}
-${multiply('b')}
-    }
+  rounds === 1
+    ? round('lane', '0u')
+    : `  for (var round = 0u; round < ${rounds}u; round++) {
+    let b = min(round * ${lanes.lanes}u + lane, ${blocks - 1}u);
+${round('b', 'round')}
   }`
 }
+  workgroupBarrier();
+  if (team < ${teams}u) {
 ${unrolled(
   own,
-  (r) => `  partial[(2u * (team * ${own}u + ${r}u)) * ${sums.stride}u + lane] = gate${r};
-  partial[(2u * (team * ${own}u + ${r}u) + 1u) * ${sums.stride}u + lane] = up${r};`,
+  (r) => `    putPart(2u * (team * ${own}u + ${r}u), lane, gate${r});
+    putPart(2u * (team * ${own}u + ${r}u) + 1u, lane, up${r});`,
 )}
+  }
   gather(tid);
   for (var i = tid; i < ${groupValues}u; i += ${threads}u) {
     let g = laneSum(2u * i);

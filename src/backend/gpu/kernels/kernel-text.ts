@@ -32,9 +32,9 @@ export class KernelText {
     return this;
   }
 
-  /** Binds a vector of f32. */
-  vector(weight: string, name: string): this {
-    this.#parts.push(`@group(0) @binding(${this.bindings.length}) var<storage, read> ${name}: array<f32>;`);
+  /** Binds a vector of f32, as it is or by fours. */
+  vector(weight: string, name: string, type: 'f32' | 'vec4f' = 'f32'): this {
+    this.#parts.push(`@group(0) @binding(${this.bindings.length}) var<storage, read> ${name}: array<${type}>;`);
     this.bindings.push({ kind: 'weight', name: weight });
     return this;
   }

@@ -1,8 +1,7 @@
 /**
- * What the products of step rows share: a workgroup's lanes own a block of 32 columns each, keep the input of their block
- * in registers in the form that the weights' format asks for, multiply it with as many weight rows as the workgroup has,
- * and add up over the lanes in an order that depends on the number of blocks alone. Loads of weights come first in the
- * text, so that they are under way while the input is made ready.
+ * What the products of step rows share. Each of a workgroup's lanes owns a block of 32 columns; the workgroup reads the
+ * input row side by side, norms it and brings it into the form that the weights' format asks for, each lane multiplies its
+ * block with several weight rows, and sums go over the lanes in an order that depends on the number of blocks alone.
  */
 
 import type { RowNorm } from '../../../model/graph.ts';
@@ -11,16 +10,22 @@ import type { Tolerance } from '../../kernel.ts';
 import { gpuFormat } from '../formats/index.ts';
 import { INT8_FEATURE, int8Helpers } from '../int8.ts';
 import { columnsOf, type KernelText, type MatrixText, unrolled } from './kernel-text.ts';
-import { f32Literal } from './snippets.ts';
+import { blockSum, f32Literal } from './snippets.ts';
 
 /** What the input of a product is turned into. */
 export interface Encoding {
   readonly id: 'f32' | 'int8';
   readonly tolerance: Tolerance;
-  /** WGSL type of 32 columns of the input, and of a weight's. */
+  /** WGSL types of 32 columns of the input, and of a weight's. */
   readonly inputType: string;
   readonly weightType: string;
-  /** WGSL, once a module, after `weightHelpers`; it declares `prepare(values) -> input` and `dotBlock(weight, input) -> f32`. */
+  /** Blocks that are in work at once, at the most: what is staged of them shares the 16 KiB that every device has. */
+  readonly mostLanes: number;
+  /** Weight rows of a lane, at the most: registers hold all of them at once where that is worth it. */
+  readonly mostRows: number;
+  /** Run rows that share a workgroup's weights. */
+  readonly tiles: readonly number[];
+  /** WGSL, once a module, after `weightHelpers`; declares `dotBlock(weight, input) -> f32`. */
   readonly helpers: string;
   /** WGSL of the 32 columns of block `b` of the row that begins at word `row`. */
   load(matrix: MatrixText, row: string, b: string): string;
@@ -31,8 +36,10 @@ export const f32Encoding: Encoding = {
   tolerance: { relativeRms: 1e-6, reason: 'f32 sums in several lanes where the reference has f64 sums' },
   inputType: 'array<vec4f, 8>',
   weightType: 'array<vec4f, 8>',
+  mostLanes: 64,
+  mostRows: 2,
+  tiles: [1, 4],
   helpers: /* wgsl */ `
-fn prepare(values: array<vec4f, 8>) -> array<vec4f, 8> { return values; }
 fn dotBlock(w: array<vec4f, 8>, x: array<vec4f, 8>) -> f32 {
   let low = fma(w[3], x[3], fma(w[2], x[2], fma(w[1], x[1], w[0] * x[0])));
   let high = fma(w[7], x[7], fma(w[6], x[6], fma(w[5], x[5], w[4] * x[4])));
@@ -47,8 +54,10 @@ export const int8Encoding: Encoding = {
   tolerance: { relativeRms: 1e-2, reason: 'activations are int8 with one scale for 32 values' },
   inputType: 'Encoded',
   weightType: 'Codes',
+  mostLanes: 128,
+  mostRows: 8,
+  tiles: [1, 2, 4],
   helpers: /* wgsl */ `${int8Helpers}
-fn prepare(values: array<vec4f, 8>) -> Encoded { return encode32(values); }
 fn dotBlock(w: Codes, x: Encoded) -> f32 { return dotCodes(w, x); }`,
   load: ({ codes }, row, b) => `${codes}(${row}, ${b})`,
 };
@@ -74,168 +83,244 @@ export function acceptsEncoding(
 
 /** How the blocks of a row are shared out among the threads of a workgroup. */
 export interface Lanes {
-  /** Threads that share a weight row. */
+  /** Blocks of a row. */
+  readonly blocks: number;
+  /** Threads that share a weight row, a block each. */
   readonly lanes: number;
-  /** Blocks of each, the last of which may be beyond the row. */
-  readonly each: number;
+  /** How often all lanes take their next block. */
+  readonly rounds: number;
   /** Groups of lanes, each with weight rows of its own. */
   readonly teams: number;
+  /** A power of two; those beyond the teams only help to stage. */
   readonly threads: number;
 }
 
-/** At most so many blocks of a row are in work at once; what is beyond goes through the same lanes again. */
-const MOST_LANES = 128;
-/** Workgroups have at least about so many threads. */
-const LEAST_THREADS = 64;
+/** Threads of a workgroup: many share what is staged; few outputs are spread thin instead, over all of a large device. */
+const threadsFor = (outputs: number) => (outputs >= 1024 ? 256 : 64);
 
-export function lanesOf(blocks: number): Lanes {
-  const each = Math.ceil(blocks / MOST_LANES);
-  const lanes = Math.ceil(blocks / each);
-  const teams = Math.max(1, Math.floor(LEAST_THREADS / lanes));
-  return { lanes, each, teams, threads: lanes * teams };
+/** @param outputs weight rows of all workgroups */
+export function lanesOf(blocks: number, outputs: number, { mostLanes }: Encoding): Lanes {
+  const rounds = Math.ceil(blocks / mostLanes);
+  const lanes = Math.ceil(blocks / rounds);
+  let threads = threadsFor(outputs);
+  while (threads < lanes) threads *= 2;
+  return { blocks, lanes, rounds, teams: Math.floor(threads / lanes), threads };
 }
 
-/** How many partial sums are left of a row before the last round of {@link laneSums}. */
-const segmentsOf = (lanes: number) => (lanes >= 24 ? 8 : 1);
+/** Workgroups that keep a large device busy. */
+const ENOUGH_GROUPS = 300;
+
+/** Weight rows of a team: as many as leave workgroups enough. Their loads are on their way together. */
+export function rowsOfTeam(outputs: number, { teams }: Lanes, { mostRows }: Encoding): number {
+  let rows = mostRows;
+  while (rows > 1 && outputs / (teams * rows) < ENOUGH_GROUPS) rows /= 2;
+  return rows;
+}
+
+/** u32 of workgroup memory that staging and sums take in turns, and what each of them takes of it. */
+export interface Sums {
+  /** u32 of `scratch`. */
+  readonly words: number;
+  /** Declares `putPart(output, lane, value)`, `gather(tid)` and `laneSum(output)`. */
+  readonly code: string;
+}
 
 /**
- * WGSL that declares workgroup memory for `outputs` sums over lanes, and `fn laneSum(tid, output) -> f32`, which is called
- * in uniform control flow by every thread after each has put its part at `partial[output * STRIDE + lane]` for each of its
- * own outputs; the result is that of `output`, if that is below `outputs`.
+ * WGSL of sums over lanes in `scratch`: every lane calls `putPart` for each of its team's outputs, every thread
+ * `gather` (it holds barriers), and `laneSum` gives the sum of an output below `outputs` to whoever asks.
  */
-export function laneSums(
-  outputs: number,
-  { lanes, threads }: Lanes,
-): { readonly code: string; readonly stride: number } {
-  const segments = segmentsOf(lanes);
+export function laneSums(outputs: number, { lanes, threads }: Lanes): Sums {
+  // Partial sums that are left of an output before the last round.
+  const segments = lanes >= 24 ? 8 : 1;
   // An odd distance keeps threads that read different outputs on different banks.
   const stride = lanes | 1;
   const per = Math.ceil(lanes / segments);
+  const part = (i: string) => `bitcast<f32>(scratch[${i}])`;
+  const put = `fn putPart(output: u32, lane: u32, value: f32) { scratch[output * ${stride}u + lane] = bitcast<u32>(value); }`;
+  if (segments === 1) {
+    return {
+      words: outputs * stride,
+      code: /* wgsl */ `
+${put}
+fn gather(tid: u32) { workgroupBarrier(); }
+fn laneSum(output: u32) -> f32 {
+  let at = output * ${stride}u;
+  var sum = ${part('at')};
+  for (var k = 1u; k < ${lanes}u; k++) { sum += ${part('at + k')}; }
+  return sum;
+}`,
+    };
+  }
   return {
-    stride,
+    words: outputs * stride,
     code: /* wgsl */ `
-var<workgroup> partial: array<f32, ${outputs * stride}>;
-${
-  segments === 1
-    ? ''
-    : `var<workgroup> segments: array<f32, ${outputs * segments}>;
-fn gatherSegments(tid: u32) {
+var<workgroup> segments: array<f32, ${outputs * segments}>;
+${put}
+fn gather(tid: u32) {
+  workgroupBarrier();
   for (var i = tid; i < ${outputs * segments}u; i += ${threads}u) {
-    let at = (i / ${segments}u) * ${stride}u + i % ${segments}u;
-    var sum = partial[at];
+    let first = i % ${segments}u;
+    let at = (i / ${segments}u) * ${stride}u + first;
+    var sum = ${part('at')};
     for (var k = 1u; k < ${per}u; k++) {
-      if (i % ${segments}u + k * ${segments}u < ${lanes}u) { sum += partial[at + k * ${segments}u]; }
+      ${lanes % segments === 0 ? '' : `if (first + k * ${segments}u < ${lanes}u) `}{ sum += ${part(`at + k * ${segments}u`)}; }
     }
     segments[i] = sum;
   }
   workgroupBarrier();
-}`
 }
 fn laneSum(output: u32) -> f32 {
-  let o = min(output, ${outputs - 1}u);
-  ${
-    segments === 1
-      ? `var sum = partial[o * ${stride}u];
-  for (var k = 1u; k < ${lanes}u; k++) { sum += partial[o * ${stride}u + k]; }
-  return sum;`
-      : `let at = o * ${segments}u;
+  let at = output * ${segments}u;
   return ((segments[at] + segments[at + 1u]) + (segments[at + 2u] + segments[at + 3u])) +
-    ((segments[at + 4u] + segments[at + 5u]) + (segments[at + 6u] + segments[at + 7u]));`
-  }
-}
-fn gather(tid: u32) {
-  workgroupBarrier();
-  ${segments === 1 ? '' : 'gatherSegments(tid);'}
+    ((segments[at + 4u] + segments[at + 5u]) + (segments[at + 6u] + segments[at + 7u]));
 }`,
   };
 }
 
-/** The input rows of a workgroup: where each lane's blocks come from, normed first or as they are. */
-export interface LaneInput {
-  /** Declares `inputAt(row, v)`, workgroup memory, and `blockAt(row, b)`. */
+/** The input rows of a workgroup on their way to its lanes. */
+export interface Staging {
+  /** u32 of `scratch`. */
+  readonly words: number;
+  /** Declares workgroup memory and functions; after `inputAt(row, v)`, which gives four columns of a row, or zeros. */
   readonly functions: string;
-  /**
-   * Statements that make the whole row's norm factor `norm0` … of each of `tile` rows, and, where a lane has one block,
-   * hold its values in `values0` …. They hold barriers: uniform control flow.
-   */
+  /** Statements before the first round: each tile row's factor `norm0` … where there is a norm. They hold barriers. */
   readonly start: string;
-  /** WGSL of the prepared input of tile row `t` and the lane's block `b`. */
-  prepared(t: number, b: string): string;
+  /** Statements that make `x0` …, the lane's blocks of each tile row in the round `round`. They hold barriers. */
+  round(round: string): string;
 }
 
 /**
  * @param given.row WGSL of the input row of tile row `t`
- * @param given.norm bound already as `normWeight`, array<f32>
+ * @param given.norm whose weight is bound as `normWeight`, an array like the input's
  */
-export function laneInput(given: {
+export function staging(given: {
+  readonly encoding: Encoding;
   readonly lanes: Lanes;
-  readonly blocks: number;
   readonly columns: number;
   readonly tile: number;
   readonly row: (t: number) => string;
   readonly norm?: RowNorm;
-}): LaneInput {
-  const { lanes, columns, tile, row, norm } = given;
-  const { lanes: width, each, threads } = lanes;
-  const blockAt = /* wgsl */ `
-fn blockAt(row: u32, b: u32) -> array<vec4f, 8> {
-  return array<vec4f, 8>(${Array.from({ length: 8 }, (_, k) => `inputAt(row, 8u * b + ${k}u)`).join(', ')});
-}`;
-  const single = each === 1;
-  const held = unrolled(tile, (t) => `  let values${t} = blockAt(${row(t)}, lane);`);
-  if (norm === undefined) {
-    return {
-      functions: blockAt,
-      start: single ? held : '',
-      prepared: (t, b) => (single ? `prepare(values${t})` : `prepare(blockAt(${row(t)}, ${b}))`),
-    };
-  }
-  const functions = /* wgsl */ `${blockAt}
-var<workgroup> squares: array<f32, ${tile * threads}>;
-fn squareOf(v: array<vec4f, 8>) -> f32 {
-  let low = fma(v[3], v[3], fma(v[2], v[2], fma(v[1], v[1], v[0] * v[0])));
-  let high = fma(v[7], v[7], fma(v[6], v[6], fma(v[5], v[5], v[4] * v[4])));
-  let sum = low + high;
-  return (sum.x + sum.y) + (sum.z + sum.w);
-}
-fn normFactor(first: u32) -> f32 {
+}): Staging {
+  const { encoding, lanes, columns, tile, row, norm } = given;
+  const { blocks, threads, rounds } = lanes;
+  const fours = 8 * blocks;
+  const factors =
+    norm === undefined
+      ? undefined
+      : {
+          functions: /* wgsl */ `
+${blockSum(threads)}
+fn normFactor(row: u32, tid: u32) -> f32 {
   var sum = vec4f();
-  var i = 0u;
-  for (; i + 4u <= ${width}u; i += 4u) {
-    sum += vec4f(squares[first + i], squares[first + i + 1u], squares[first + i + 2u], squares[first + i + 3u]);
+  for (var v = tid; v < ${fours}u; v += ${threads}u) {
+    let x = inputAt(row, v);
+    sum = fma(x, x, sum);
   }
-  var rest = (sum.x + sum.y) + (sum.z + sum.w);
-  for (; i < ${width}u; i++) { rest += squares[first + i]; }
-  return inverseSqrt(rest / ${f32Literal(columns)} + ${f32Literal(norm.epsilon)});
+  let squares = blockSum(tid, (sum.x + sum.y) + (sum.z + sum.w));
+  return inverseSqrt(squares / ${f32Literal(columns)} + ${f32Literal(norm.epsilon)});
 }
-fn normWeightAt(i: u32) -> f32 { ${columns % 32 === 0 ? 'return normWeight[i];' : `if (i >= ${columns}u) { return 0.0; } return normWeight[i];`} }
-fn normed(v: array<vec4f, 8>, factor: f32, b: u32) -> array<vec4f, 8> {
-  let i = 32u * b;
-  return array<vec4f, 8>(${Array.from({ length: 8 }, (_, k) => `v[${k}] * factor * vec4f(${[0, 1, 2, 3].map((c) => `normWeightAt(i + ${4 * k + c}u)`).join(', ')})`).join(',\n    ')});
-}`;
-  const squares = single
-    ? `${held}
-${unrolled(tile, (t) => `  squares[${t * threads}u + tid] = squareOf(values${t});`)}`
-    : unrolled(
-        tile,
-        (t) => `  {
-    var sum = 0.0;
-    for (var b = lane; b < ${given.blocks}u; b += ${width}u) { sum += squareOf(blockAt(${row(t)}, b)); }
-    squares[${t * threads}u + tid] = sum;
-  }`,
-      );
+fn normed(row: u32, v: u32, factor: f32) -> vec4f { return inputAt(row, v) * factor * ${normWeightAt(columns, lanes)}; }`,
+          start: unrolled(
+            tile,
+            (t) => `  let norm${t} = normFactor(${row(t)}, tid);${t + 1 < tile ? ' workgroupBarrier();' : ''}`,
+          ),
+        };
+  const at = (t: number, v: string) =>
+    norm === undefined ? `inputAt(${row(t)}, ${v})` : `normed(${row(t)}, ${v}, norm${t})`;
+  const form = encoding.id === 'f32' ? plainForm(lanes) : int8Form(lanes, tile);
   return {
-    functions,
-    start: `${squares}
-  workgroupBarrier();
-${unrolled(tile, (t) => `  let norm${t} = normFactor(${t * threads}u + team * ${width}u);`)}`,
-    prepared: (t, b) => `prepare(normed(${single ? `values${t}` : `blockAt(${row(t)}, ${b})`}, norm${t}, ${b}))`,
+    words: form.words,
+    functions: `${factors?.functions ?? ''}${form.functions}`,
+    start: factors?.start ?? '',
+    round: (round) =>
+      `${rounds > 1 ? '  workgroupBarrier();' : ''}${form.round((t, v) => at(t, rounds === 1 ? v : `${round} * ${8 * lanes.lanes}u + ${v}`), tile)}`,
   };
 }
 
-/** Binds the weight of a norm as {@link laneInput} reads it. */
-export function bindNorm(text: KernelText, norm: RowNorm | undefined): void {
-  if (norm !== undefined) text.vector(norm.weight, 'normWeight');
+function normWeightAt(columns: number, { lanes, rounds }: Lanes): string {
+  if (columns === 32 * lanes * rounds) return 'normWeight[v]';
+  if (columns % 4 === 0) return `normWeight[min(v, ${columns / 4 - 1}u)]`;
+  const one = (c: number) => `normWeight[min(4u * v + ${c}u, ${columns - 1}u)]`;
+  return `vec4f(${[0, 1, 2, 3].map(one).join(', ')})`;
+}
+
+interface Form {
+  readonly words: number;
+  readonly functions: string;
+  readonly round: (at: (t: number, v: string) => string, tile: number) => string;
+}
+
+/** Vectors in the order of a block's eighths, so that lanes read neighbours; the odd distance spreads what is written. */
+function plainForm({ lanes, threads }: Lanes): Form {
+  const stride = lanes | 1;
+  return {
+    words: 0,
+    functions: `\nvar<workgroup> staged: array<vec4f, ${8 * stride}>;`,
+    round: (at, tile) =>
+      unrolled(
+        tile,
+        (t) => `  ${t === 0 ? '' : 'workgroupBarrier();'}
+  for (var v = tid; v < ${8 * lanes}u; v += ${threads}u) { staged[(v % 8u) * ${stride}u + v / 8u] = ${at(t, 'v')}; }
+  workgroupBarrier();
+  let x${t} = array<vec4f, 8>(${Array.from({ length: 8 }, (_, k) => `staged[${k * stride}u + lane]`).join(', ')});`,
+      ),
+  };
+}
+
+/** Four columns a thread: the largest of each block is found in `scratch`, then everyone rounds its own to bytes. */
+function int8Form({ lanes, threads }: Lanes, tile: number): Form {
+  const fours = 8 * lanes;
+  const each = Math.ceil(fours / threads);
+  const whole = fours % threads === 0;
+  const stride = lanes + 4;
+  const guarded = (i: number, body: string) =>
+    whole || i + 1 < each ? `    ${body}` : `    if (tid + ${i * threads}u < ${fours}u) { ${body} }`;
+  return {
+    words: fours,
+    functions: /* wgsl */ `
+// [tile][8 words of four columns][lanes], and a scale for each lane.
+var<workgroup> words: array<u32, ${tile * 8 * stride}>;
+var<workgroup> scales: array<f32, ${tile * lanes}>;
+fn sizeOfFour(x: vec4f) -> u32 {
+  let size = sizeOf(x);
+  return max(max(size.x, size.y), max(size.z, size.w));
+}
+fn stageBytes(t: u32, v: u32, x: vec4f) {
+  let first = v & ~7u;
+  var most = scratch[first];
+  for (var k = 1u; k < 8u; k++) { most = max(most, scratch[first + k]); }
+  words[(t * 8u + v % 8u) * ${stride}u + v / 8u] = bytesFor(x, inverseFor(most));
+  if (v % 8u == 0u) { scales[t * ${lanes}u + v / 8u] = scaleFor(most); }
+}
+fn stagedBlock(t: u32, lane: u32) -> Encoded {
+  let at = t * ${8 * stride}u + lane;
+  let lo = vec4u(words[at], words[at + ${stride}u], words[at + ${2 * stride}u], words[at + ${3 * stride}u]);
+  let hi = vec4u(words[at + ${4 * stride}u], words[at + ${5 * stride}u], words[at + ${6 * stride}u], words[at + ${7 * stride}u]);
+  return encodedOf(lo, hi, scales[t * ${lanes}u + lane]);
+}`,
+    round: (at) => `${unrolled(
+      tile,
+      (t) => `  {
+${t === 0 ? '' : '    workgroupBarrier();'}
+${unrolled(each, (i) => `    let v${i} = ${at(t, whole || i + 1 < each ? `(tid + ${i * threads}u)` : `min(tid + ${i * threads}u, ${fours - 1}u)`)};`)}
+${unrolled(each, (i) => guarded(i, `scratch[tid + ${i * threads}u] = sizeOfFour(v${i});`))}
+    workgroupBarrier();
+${unrolled(each, (i) => guarded(i, `stageBytes(${t}u, tid + ${i * threads}u, v${i});`))}
+  }`,
+    )}
+  workgroupBarrier();
+${unrolled(tile, (t) => `  let x${t} = stagedBlock(${t}u, lane);`)}`,
+  };
+}
+
+/** Binds the weight of a norm as {@link staging} reads it. */
+export function bindNorm(text: KernelText, norm: RowNorm | undefined, columns: number): void {
+  if (norm !== undefined) text.vector(norm.weight, 'normWeight', columns % 4 === 0 ? 'vec4f' : 'f32');
+}
+
+/** Declares the workgroup memory that staging and sums take in turns. */
+export function scratchCode(...users: readonly { readonly words: number }[]): string {
+  return `var<workgroup> scratch: array<u32, ${Math.max(1, ...users.map(({ words }) => words))}>;`;
 }
 
 /** Input blocks of a weight's rows. */

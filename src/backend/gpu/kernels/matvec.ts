@@ -9,13 +9,17 @@ import type { Weight } from '../../../model/weights.ts';
 import type { Mode } from '../../kernel.ts';
 import type { Binding, Builder, Dispatch, RunShape } from '../builder.ts';
 import { columnsOf, KernelText, rowReader, rowsOf, spread, unrolled } from './kernel-text.ts';
-import { bindNorm, blocksOf, type Encoding, laneInput, laneSums, lanesOf } from './lane-product.ts';
-
-/** Run rows that share a workgroup's weights; the least that holds a run's rows is taken. */
-const TILES: Readonly<Record<Encoding['id'], readonly number[]>> = { int8: [1, 4, 8], f32: [1, 4] };
-
-/** f32 in workgroup memory for partial sums: with the norm's squares beside them less than the 16 KiB that every device has. */
-const PARTIALS = 2560;
+import {
+  bindNorm,
+  blocksOf,
+  type Encoding,
+  type Lanes,
+  laneSums,
+  lanesOf,
+  rowsOfTeam,
+  scratchCode,
+  staging,
+} from './lane-product.ts';
 
 export interface MatVec {
   readonly label: string;
@@ -37,7 +41,7 @@ export interface MatVec {
 
 /** Emits a dispatch for each size of tile; one of them serves a run. */
 export function emitMatVec(builder: Builder, mode: Mode, product: MatVec): void {
-  const tiles = TILES[product.encoding.id];
+  const tiles = tilesFor(product);
   for (const [index, tile] of tiles.entries()) {
     const { code, bindings, groups } = matVecKernel(builder, product, tile);
     const least = index === 0 ? 0 : (tiles[index - 1] as number);
@@ -55,29 +59,53 @@ export function emitMatVec(builder: Builder, mode: Mode, product: MatVec): void 
   }
 }
 
+/** Of workgroup memory, less what little things take: every device has 16 KiB. */
+const MEMORY_WORDS = 4096 - 320;
+
+interface Shape {
+  readonly lanes: Lanes;
+  /** Weight rows of a team. */
+  readonly rows: number;
+  /** Words of workgroup memory. */
+  readonly words: number;
+}
+
 /**
- * Weight rows of a team: many are many loads on their way at once and few copies of the input's making, but small outputs
- * are spread thin, so that every processor of a large GPU has some. A tile's partial sums have to fit.
+ * How the weights of a product are shared out among lanes does not depend on the tile, so that a row's sums do not; how many
+ * weight rows a team has may, since each has sums of its own.
  */
-function teamRows(total: number, tile: number, threads: number): number {
-  const wished = total >= 4096 ? 8 : total >= 1024 ? 4 : 1;
-  let rows = wished;
-  while (rows > 1 && rows * tile * (threads + 1) > PARTIALS) rows /= 2;
-  return rows;
+function shapeOf({ weights, encoding }: MatVec, tile: number): Shape {
+  const total = weights.reduce((sum, { weight }) => sum + rowsOf(weight), 0);
+  const lanes = lanesOf(blocksOf((weights[0] as { weight: Weight }).weight), total, encoding);
+  const wordsOf = (rows: number) => {
+    const sums = lanes.teams * rows * tile * (lanes.lanes + 1);
+    const segments = lanes.teams * rows * tile * 8;
+    return (
+      segments +
+      (encoding.id === 'f32'
+        ? 32 * (lanes.lanes + 1) + sums
+        : tile * (9 * lanes.lanes + 32) + Math.max(8 * lanes.lanes, sums))
+    );
+  };
+  let rows = rowsOfTeam(total, lanes, encoding);
+  while (rows > 1 && wordsOf(rows) > MEMORY_WORDS) rows /= 2;
+  return { lanes, rows, words: wordsOf(rows) };
+}
+
+/** The sizes of tiles that fit into workgroup memory. */
+function tilesFor(product: MatVec): readonly number[] {
+  return product.encoding.tiles.filter((tile) => tile === 1 || shapeOf(product, tile).words <= MEMORY_WORDS);
 }
 
 function matVecKernel(
   builder: Builder,
-  { encoding, input, norm, output, outputWidth, outputOffset = 0, weights, add, wanted }: MatVec,
+  product: MatVec,
   tile: number,
 ): Pick<Dispatch, 'code' | 'bindings'> & { readonly groups: number } {
-  const first = (weights[0] as { weight: Weight }).weight;
-  const columns = columnsOf(first);
-  const blocks = blocksOf(first);
-  const lanes = lanesOf(blocks);
-  const { threads, each, teams } = lanes;
-  const total = weights.reduce((sum, { weight }) => sum + rowsOf(weight), 0);
-  const own = teamRows(total, tile, threads);
+  const { encoding, input, norm, output, outputWidth, outputOffset = 0, weights, add, wanted } = product;
+  const columns = columnsOf((weights[0] as { weight: Weight }).weight);
+  const { lanes, rows: own } = shapeOf(product, tile);
+  const { blocks, threads, rounds, teams } = lanes;
   const groupRows = teams * own;
 
   const reader = rowReader(columns);
@@ -86,7 +114,7 @@ function matVecKernel(
     .bind(output, 'y', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
   if (add !== undefined) text.bind({ kind: 'value', name: add, access: 'read' }, 'residual', 'f32');
-  bindNorm(text, norm);
+  bindNorm(text, norm, columns);
   let firstGroup = 0;
   let firstRow = outputOffset;
   const segments = weights.map(({ weight, bias }) => {
@@ -116,25 +144,36 @@ function matVecKernel(
     const row = `min(first + ${t}u, count - 1u)`;
     return wanted ? `step[${at.wanted}u + ${row}]` : row;
   };
-  const laneRows = laneInput({ lanes, blocks, columns, tile, row: (t) => `row${t}`, norm });
-  const sums = laneSums(teams * own * tile, lanes);
-  const teamRow = (segment: Segment, r: number) =>
-    `min((group - ${segment.firstGroup}u) * ${groupRows}u + team * ${own}u + ${r}u, ${segment.rows - 1}u)`;
-  const load = (b: string) => `
-${unrolled(own, (r) => `  var w${r}: ${encoding.weightType};`)}
-${choose((segment) => unrolled(own, (r) => `  w${r} = ${encoding.load(segment.matrix, `${teamRow(segment, r)} * ${segment.matrix.rowWords}u`, b)};`))}`;
-  const multiply = (b: string) =>
-    unrolled(
-      tile,
-      (t) => `  {
-    let x = ${laneRows.prepared(t, b)};
-${unrolled(own, (r) => `    a${r}_${t} += dotBlock(w${r}, x);`)}
-  }`,
+  const staged = staging({ encoding, lanes, columns, tile, row: (t) => `row${t}`, norm });
+  const sums = laneSums(groupRows * tile, lanes);
+  const load = (r: number, b: string) =>
+    choose(
+      ({ matrix, rows, firstGroup: start }) =>
+        `  w${r} = ${encoding.load(matrix, `min((group - ${start}u) * ${groupRows}u + team * ${own}u + ${r}u, ${rows - 1}u) * ${matrix.rowWords}u`, b)};`,
     );
+  const declare = unrolled(own, (r) => `  var w${r}: ${encoding.weightType};`);
+  const multiply = (r: number) => unrolled(tile, (t) => `  a${r}_${t} += dotBlock(w${r}, x${t});`);
+  // Bytes are small: all of a lane's weights are on their way while the input is made ready.
+  const round = (b: string, index: string) =>
+    encoding.id === 'int8'
+      ? `${declare}
+${choose((segment) =>
+  unrolled(
+    own,
+    (r) =>
+      `  w${r} = ${encoding.load(segment.matrix, `min((group - ${segment.firstGroup}u) * ${groupRows}u + team * ${own}u + ${r}u, ${segment.rows - 1}u) * ${segment.matrix.rowWords}u`, b)};`,
+  ),
+)}
+${staged.round(index)}
+${unrolled(own, multiply)}`
+      : `${declare}
+${staged.round(index)}
+${unrolled(own, (r) => `${load(r, b)}\n${multiply(r)}`)}`;
   const body = /* wgsl */ `
 ${reader.code}
 ${encoding.helpers}
-${laneRows.functions}
+${scratchCode(staged, sums)}
+${staged.functions}
 ${sums.code}
 
 @compute @workgroup_size(${threads})
@@ -147,21 +186,19 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   let team = tid / ${lanes.lanes}u;
 ${unrolled(tile, (t) => `  let row${t} = ${inputRow(t)};`)}
 ${unrolled(own, (r) => unrolled(tile, (t) => `  var a${r}_${t} = 0.0;`))}
+${staged.start}
 ${
-  each === 1
-    ? `${load('lane')}
-${laneRows.start}
-${multiply('lane')}`
-    : `${laneRows.start}
-  for (var i = 0u; i < ${each}u; i++) {
-    let b = lane + i * ${lanes.lanes}u;
-    if (b < ${blocks}u) {
-${load('b')}
-${multiply('b')}
-    }
+  rounds === 1
+    ? round('lane', '0u')
+    : `  for (var round = 0u; round < ${rounds}u; round++) {
+    let b = min(round * ${lanes.lanes}u + lane, ${blocks - 1}u);
+${round('b', 'round')}
   }`
 }
-${unrolled(own, (r) => unrolled(tile, (t) => `  partial[((team * ${own}u + ${r}u) * ${tile}u + ${t}u) * ${sums.stride}u + lane] = a${r}_${t};`))}
+  workgroupBarrier();
+  if (team < ${teams}u) {
+${unrolled(own, (r) => unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}u) * ${tile}u + ${t}u, lane, a${r}_${t});`))}
+  }
   gather(tid);
   for (var i = tid; i < ${groupRows * tile}u; i += ${threads}u) {
     let sum = laneSum(i);

@@ -1,18 +1,19 @@
 /**
  * Experts of few rows: what goes into the down products (`gated.ts`), and the down products with the weighted sum. A
- * workgroup makes a few output values of one row from all of its experts: a thread owns blocks of 32 columns of one of
- * them, encodes its own input and multiplies it with all of the workgroup's weight rows.
+ * workgroup makes a few output values of one row from all of its experts: what goes into them is staged as one long row,
+ * of which a thread has a block of 32 columns of one expert (`lane-product.ts`).
  */
 
 import { emitGated } from './gated.ts';
 import { KernelText, type MatrixText, unrolled } from './kernel-text.ts';
-import type { Encoding } from './lane-product.ts';
+import { type Encoding, type Lanes, rowsOfTeam, scratchCode, staging } from './lane-product.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 
-/** Threads of a workgroup, at the most. */
-const MOST_THREADS = 256;
-/** f32 in workgroup memory, of the 16 KiB that every device has. */
-const PARTIALS = 3584;
+/** Blocks of 32 inner values whose partial sums fit into workgroup memory beside what is staged. */
+export const MAX_INNER_BLOCKS = 1536;
+/** Blocks that are staged as bytes at once: all of them if they are few, else less, since partial sums then lie beside them. */
+const ALL_ITEMS = 192;
+const SOME_ITEMS = 96;
 
 export function emitStepExperts(layer: MoeLayer, encoding: Encoding): void {
   const { operation, builder, route, routeWidth, inner, innerWidth, slot, sharedSlot } = layer;
@@ -60,12 +61,17 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
   /** Blocks of a row's inner values: each expert's, then the shared one's. */
   const items = used * blocks + sharedBlocks;
   const units = used + (shared === undefined ? 0 : 1);
-  const threads = Math.min(MOST_THREADS, Math.ceil(items / 32) * 32);
-  // Many rows are many loads on their way at once; but a large device wants many workgroups, too.
-  let rows = hidden >= 1024 ? 4 : 2;
-  while (rows > 1 && rows * (items + 1) > PARTIALS) rows /= 2;
+  const atOnce = encoding.id === 'f32' ? encoding.mostLanes : items <= ALL_ITEMS ? items : SOME_ITEMS;
+  const rounds = Math.ceil(items / atOnce);
+  const inWork = Math.ceil(items / rounds);
+  const lanes: Lanes = { blocks: items, lanes: inWork, rounds, teams: 1, threads: Math.ceil(inWork / 32) * 32 };
+  const { threads } = lanes;
   /** An odd distance, so that threads that add up different rows read different banks. */
   const stride = items | 1;
+  // Many rows are many loads on their way at once; but a large device wants many workgroups, too.
+  let rows = Math.min(4, rowsOfTeam(hidden, lanes, encoding));
+  while (rows > 1 && rows * stride > MAX_INNER_BLOCKS) rows /= 2;
+  const staged = staging({ encoding, lanes, columns: 32 * items, tile: 1, row: () => 't' });
   const load = (matrix: MatrixText, base: string, b: string) =>
     unrolled(
       rows,
@@ -75,17 +81,26 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
   const routedLoads = `
       let expert = min(route[t * ${routeWidth}u + item / ${blocks}u], ${experts - 1}u) * ${hidden}u;
 ${load(down, 'expert + ', `item % ${blocks}u`)}`;
+  // Partial sums stay while later blocks are staged; only where there are none may both lie in the same memory.
+  const partials = { words: rows * stride };
+  const apart = rounds > 1;
+  const partial = (i: string) => (apart ? `partial[${i}]` : `bitcast<f32>(scratch[${i}])`);
   const code = text.code(/* wgsl */ `
 ${encoding.helpers}
-var<workgroup> partial: array<f32, ${rows * stride}>;
+${apart ? scratchCode(staged) : scratchCode(staged, partials)}
+${apart ? `var<workgroup> partial: array<f32, ${partials.words}>;` : ''}
 var<workgroup> made: array<f32, ${units * rows}>;
+fn inputAt(row: u32, v: u32) -> vec4f { return inner[row * ${innerWidth / 4}u + ${rounds * inWork === items ? 'v' : `min(v, ${8 * items - 1}u)`}]; }
+${staged.functions}
 
 @compute @workgroup_size(${threads})
 fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
   let t = wg.y;
   let first = wg.x * ${rows}u;
   if (t >= step[${builder.step.rows}u]) { return; }
-  for (var item = tid; item < ${items}u; item += ${threads}u) {
+  let lane = min(tid, ${inWork - 1}u);
+  for (var round = 0u; round < ${rounds}u; round++) {
+    let item = min(round * ${inWork}u + lane, ${items - 1}u);
 ${unrolled(rows, (r) => `    var w${r}: ${encoding.weightType};`)}
     ${
       sharedDown === undefined
@@ -95,9 +110,15 @@ ${unrolled(rows, (r) => `    var w${r}: ${encoding.weightType};`)}
 ${load(sharedDown, '', `item - ${used * blocks}u`)}
     }`
     }
-    let at = t * ${innerWidth / 4}u + 8u * item;
-    let x = prepare(array<vec4f, 8>(${Array.from({ length: 8 }, (_, k) => `inner[at + ${k}u]`).join(', ')}));
-${unrolled(rows, (r) => `    partial[${r * stride}u + item] = dotBlock(w${r}, x);`)}
+${staged.round('round')}
+    workgroupBarrier();
+    if (tid < ${inWork}u && round * ${inWork}u + tid < ${items}u) {
+${unrolled(rows, (r) => {
+  const place = `${r * stride}u + item`;
+  const sum = `dotBlock(w${r}, x0)`;
+  return apart ? `      partial[${place}] = ${sum};` : `      scratch[${place}] = bitcast<u32>(${sum});`;
+})}
+    }
   }
   workgroupBarrier();
   for (var i = tid; i < ${units * rows}u; i += ${threads}u) {
@@ -107,10 +128,10 @@ ${unrolled(rows, (r) => `    partial[${r * stride}u + item] = dotBlock(w${r}, x)
     var sum = vec4f();
     var k = 0u;
     for (; k + 4u <= count; k += 4u) {
-      sum += vec4f(partial[begin + k], partial[begin + k + 1u], partial[begin + k + 2u], partial[begin + k + 3u]);
+      sum += vec4f(${[0, 1, 2, 3].map((c) => partial(`begin + k + ${c}u`)).join(', ')});
     }
     var all = (sum.x + sum.y) + (sum.z + sum.w);
-    for (; k < count; k++) { all += partial[begin + k]; }
+    for (; k < count; k++) { all += ${partial('begin + k')}; }
     // The shared expert's factor stands behind the weights.
     made[i] = bitcast<f32>(route[t * ${routeWidth}u + ${used}u + unit]) * all;
   }

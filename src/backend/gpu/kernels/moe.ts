@@ -16,7 +16,7 @@ import { emitMatVec } from './matvec.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 import { emitPromptExperts } from './moe-prompt.ts';
 import { emitRoute } from './moe-route.ts';
-import { emitStepExperts } from './moe-step.ts';
+import { emitStepExperts, MAX_INNER_BLOCKS } from './moe-step.ts';
 import { emitRowNorm } from './rowwise.ts';
 
 /** What the choice keeps in workgroup memory is two f32 an expert and two words a group, of the 16 KiB that every device has. */
@@ -24,9 +24,6 @@ const MAX_EXPERTS = 1024;
 const MAX_GROUPS = 256;
 /** Partial sums of as many experts are in workgroup memory at once. */
 const MAX_USED = 32;
-
-/** Blocks of 32 of a row's inner values that the down kernel has partial sums for (`moe-step.ts`). */
-const MAX_INNER_BLOCKS = 3584;
 
 const f32Tolerance: Tolerance = {
   relativeRms: 2e-6,
