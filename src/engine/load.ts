@@ -175,7 +175,7 @@ async function findGpu(place: Platform, options: PlanOptions): Promise<GpuFacts>
   const use = gpuUse(options);
   if (use === 'none') return {};
   try {
-    return { adapter: await findAdapter(place, adapterNumber(options)) };
+    return { adapter: await findAdapter(place, { number: adapterNumber(options) }) };
   } catch (error) {
     if (use === 'asked' || !(error instanceof Refusal)) throw error;
     return { noGpu: reasonOf(error) };

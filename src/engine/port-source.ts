@@ -5,7 +5,7 @@
 
 import { ConclaveError, recordError, reviveError, SourceError } from '../errors.ts';
 import type { ByteSource } from '../format/source.ts';
-import type { ReadReply, ReadRequest } from './protocol.ts';
+import type { ReadReply, ReadRequest, SourceFacts } from './protocol.ts';
 
 /** Bytes of a piece that comes back by message, and how many are on their way at once. */
 const PIECE_BYTES = 8 * 2 ** 20;
@@ -26,10 +26,9 @@ export class PortSources {
     this.#post = post;
   }
 
-  source(index: number, { name, size }: { readonly name: string; readonly size: number }): ByteSource {
+  source(index: number, facts: SourceFacts): ByteSource {
     return {
-      name,
-      size,
+      ...facts,
       readInto: async (offset, target) => {
         const length = target.byteLength;
         if (isShared(target)) {

@@ -3,13 +3,15 @@
  * that the loop knows of them without going back to its event loop.
  */
 
+import type { SamplerSettings } from '../backend/sampling.ts';
 import type { ErrorRecord } from '../errors.ts';
+import type { ByteSource } from '../format/source.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
 import type { Weight } from '../model/weights.ts';
 import type { DeviceName, Plan } from '../plan/plan.ts';
-import type { SamplerSettings } from './sampler.ts';
-import type { FinishReason } from './types.ts';
+import type { ProfileRequest } from './profile.ts';
+import type { FinishReason, Profile } from './types.ts';
 
 /** What the worker is started with, before the model is planned: enough to get its device ready. */
 export interface EngineBoot {
@@ -20,6 +22,9 @@ export interface EngineBoot {
   readonly flags?: SharedArrayBuffer;
 }
 
+/** What the worker knows of a source without reading it. */
+export type SourceFacts = Pick<ByteSource, 'name' | 'size' | 'repeats'>;
+
 /** Main side → worker, once: the model to prepare. */
 export interface PrepareCommand {
   readonly type: 'prepare';
@@ -29,7 +34,7 @@ export interface PrepareCommand {
   readonly spec: ModelSpec;
   readonly graph: Graph;
   readonly weights: readonly Weight[];
-  readonly sources: readonly { readonly name: string; readonly size: number }[];
+  readonly sources: readonly SourceFacts[];
 }
 
 /** How many commands the main side has posted. */
@@ -58,6 +63,7 @@ export type Command =
   | { readonly type: 'cancel'; readonly request: number; readonly keep: number }
   | { readonly type: 'close'; readonly session: number }
   | { readonly type: 'logits'; readonly request: number; readonly tokens: Int32Array }
+  | ({ readonly type: 'profile'; readonly request: number } & ProfileRequest)
   | { readonly type: 'dispose' };
 
 /** Main side → worker, not announced: the answer to a `read`. `bytes` where the target was not shared. */
@@ -112,4 +118,5 @@ export type EngineEvent =
       Timing)
   | ({ readonly type: 'failed'; readonly request: number; readonly error: ErrorRecord } & Outcome)
   | { readonly type: 'logits'; readonly request: number; readonly logits: Float32Array }
+  | { readonly type: 'profile'; readonly request: number; readonly profile?: Profile }
   | { readonly type: 'disposed' };

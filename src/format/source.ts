@@ -5,12 +5,25 @@
 
 import { CorruptFileError } from '../errors.ts';
 
+/** A range of bytes that repeats: wherever bytes i and i + `period` both lie in it, they are equal. */
+export interface Repetition {
+  readonly offset: number;
+  readonly bytes: number;
+  /** In bytes, less than `bytes`. */
+  readonly period: number;
+}
+
 /** A sequence of bytes that can be read in ranges, several at once. */
 export interface ByteSource {
   /** How errors call it: a path or a URL. */
   readonly name: string;
   /** Size in bytes. */
   readonly size: number;
+  /**
+   * Ranges whose bytes repeat, none within another: a reader may read one period and copy the rest. For bytes that are
+   * made (synthetic weights); files state none.
+   */
+  readonly repeats?: readonly Repetition[];
   /**
    * Fills `target` with the bytes from `offset` on. `target` may lie in shared memory.
    * @throws SourceError `source` when the bytes cannot be read, or when there are fewer.
@@ -39,6 +52,14 @@ export interface ModelSource {
  * or any byte source.
  */
 export type SourceInput = string | URL | Blob | ByteSource | ModelSource;
+
+/** The period that `source` states of all the `bytes` from `offset` on. */
+export function periodOf(source: ByteSource, offset: number, bytes: number): number | undefined {
+  const around = source.repeats?.find(
+    (range) => range.offset <= offset && offset + bytes <= range.offset + range.bytes,
+  );
+  return around !== undefined && around.period < bytes ? around.period : undefined;
+}
 
 /** `bytes` as a source: for tests, and for bytes that are in memory anyway. */
 export function memorySource(bytes: Uint8Array, name = 'memory'): ByteSource {

@@ -5,6 +5,7 @@
 
 import { InternalError } from '../errors.ts';
 import type { Graph, Operation, ValueName, WeightName } from './graph.ts';
+import { inputsOf } from './inputs.ts';
 import type { Weights } from './weights.ts';
 
 /**
@@ -41,7 +42,7 @@ function crossing(before: readonly Operation[][], after: readonly Operation[][])
   const read = new Set(
     after
       .flat()
-      .flatMap(readsOf)
+      .flatMap(inputsOf)
       .filter((name) => made.has(name)),
   );
   const [name] = read;
@@ -49,26 +50,6 @@ function crossing(before: readonly Operation[][], after: readonly Operation[][])
     throw new InternalError(`a cut between layers crosses ${read.size} values (${[...read].join(', ')}), expected one`);
   }
   return name;
-}
-
-function readsOf(operation: Operation): readonly ValueName[] {
-  switch (operation.kind) {
-    case 'embed':
-    case 'incoming':
-      return [];
-    case 'norm':
-    case 'linear':
-    case 'rope':
-    case 'moe':
-    case 'head':
-      return [operation.input];
-    case 'attention':
-      return [operation.query, operation.key, operation.value];
-    case 'glu':
-      return [operation.gate, operation.up];
-    case 'add':
-      return [operation.left, operation.right];
-  }
 }
 
 /** The weights that a part of a graph reads, in their order. One that two parts read, as a tied head does, is in both. */

@@ -1,6 +1,7 @@
 /**
  * The forward pass as data: operations over T rows with named values. `decoder.ts` alone writes graphs; backends read
- * them. An operation carries spec data and logical weight names, never threads, buffers or devices.
+ * them. An operation carries spec data and logical weight names, never threads, buffers or devices. A backend may rewrite a
+ * graph before kernels are chosen: the operations that only such a rewrite makes are the fused ones below.
  */
 
 import type { Activation, MoeSpec, RopeSpec } from './spec.ts';
@@ -66,6 +67,8 @@ export interface AttentionOperation extends OperationBase {
   readonly headDim: number;
   readonly valueDim: number;
   readonly scale: number;
+  /** Fused: a `rotate` operation before it has written keys and values to the cache, and `key` and `value` are not read. */
+  readonly stored?: true;
 }
 
 /** output = act(gate) ⊙ up. */
@@ -82,6 +85,10 @@ export interface MoeOperation extends OperationBase {
   readonly input: ValueName;
   readonly prefix: WeightName;
   readonly moe: MoeSpec;
+  /** Fused: the norm that its input goes through first. */
+  readonly norm?: RowNorm;
+  /** Fused: what is added to its output. */
+  readonly add?: ValueName;
 }
 
 export interface AddOperation extends OperationBase {
@@ -97,6 +104,49 @@ export interface HeadOperation extends OperationBase {
   readonly weight: WeightName;
 }
 
+/** RMS norm over the whole of a row, in front of a fused operation. */
+export interface RowNorm {
+  readonly weight: WeightName;
+  readonly epsilon: number;
+}
+
+/** Fused: output[t] = [weight_0 · x (+ bias_0), weight_1 · x …] (+ add[t]), x = input[t], normed first where `norm` says so. */
+export interface ProjectOperation extends OperationBase {
+  readonly kind: 'project';
+  readonly input: ValueName;
+  readonly norm?: RowNorm;
+  /** Their outputs stand one after the other in a row. */
+  readonly parts: readonly { readonly weight: WeightName; readonly bias?: WeightName }[];
+  readonly add?: ValueName;
+}
+
+/** Fused: output[t] = act(gate · x) ⊙ (up · x), x as in {@link ProjectOperation}. */
+export interface GatedOperation extends OperationBase {
+  readonly kind: 'gated';
+  readonly input: ValueName;
+  readonly norm?: RowNorm;
+  readonly gate: WeightName;
+  readonly up: WeightName;
+  readonly activation: Activation;
+}
+
+/**
+ * Fused: what lies between the projections and attention. `input` is [rows, queries · keys · values]; queries and keys are
+ * normed and rotated, keys and values written to the layer's cache; the output is the queries.
+ */
+export interface RotateOperation extends OperationBase {
+  readonly kind: 'rotate';
+  readonly input: ValueName;
+  /** Over groups of `group` elements, as in {@link NormOperation}. */
+  readonly queryNorm?: RowNorm & { readonly group: number };
+  readonly keyNorm?: RowNorm & { readonly group: number };
+  readonly rope?: RopeSpec;
+  readonly heads: number;
+  readonly kvHeads: number;
+  readonly headDim: number;
+  readonly valueDim: number;
+}
+
 export type Operation =
   | EmbedOperation
   | IncomingOperation
@@ -107,7 +157,10 @@ export type Operation =
   | GluOperation
   | MoeOperation
   | AddOperation
-  | HeadOperation;
+  | HeadOperation
+  | ProjectOperation
+  | GatedOperation
+  | RotateOperation;
 
 export type OperationKind = Operation['kind'];
 

@@ -4,7 +4,7 @@ import { PAGE_ROWS } from '../backend/backend.ts';
 import { type CacheType, type KernelRequest, type KernelRow, MAX_STEP_ROWS, type Mode } from '../backend/kernel.ts';
 import { OutOfMemoryError, Refusal } from '../errors.ts';
 import { cutGraph, weightsOfGraph } from '../model/cut.ts';
-import type { Graph, Operation } from '../model/graph.ts';
+import type { Graph, Operation, WeightName } from '../model/graph.ts';
 import type { Weights } from '../model/weights.ts';
 import { adapterNumber, gpuUse, placementFor, reasonOf } from './devices.ts';
 import { type Placed, type Placer, type PlanRequest, pagesFor } from './placer.ts';
@@ -160,9 +160,13 @@ function partsOf(request: PlanRequest, cuts: readonly Cut[]): readonly Part[] {
     cuts.slice(0, -1).map(({ end }) => end),
   );
   return cuts.map(({ device, end }, index): Part => {
-    const graph = graphs[index] as Graph;
+    const cut = graphs[index] as Graph;
     const placer = placers[device];
-    const own = cuts.length === 1 ? request : { ...request, graph, weights: weightsOfGraph(graph, request.weights) };
+    const own: PlanRequest = {
+      ...request,
+      graph: placer.rewrite?.(cut) ?? cut,
+      weights: cuts.length === 1 ? request.weights : weightsOfGraph(cut, request.weights),
+    };
     return {
       device,
       first: cuts[index - 1]?.end ?? 0,
@@ -257,16 +261,29 @@ function chooseRows({ request, device, placer, features }: Part, { cacheType, pr
   return { operations, rows };
 }
 
+function weightNamesOf(operation: Operation, weights: Weights): WeightName[] {
+  switch (operation.kind) {
+    case 'moe': {
+      const own = [...weights.keys()].filter((name) => name.startsWith(`${operation.prefix}.`));
+      return operation.norm === undefined ? own : [operation.norm.weight, ...own];
+    }
+    case 'project':
+      return [operation.norm?.weight, ...operation.parts.map(({ weight }) => weight)].filter(isName);
+    case 'gated':
+      return [operation.norm?.weight, operation.gate, operation.up].filter(isName);
+    case 'rotate':
+      return [operation.queryNorm?.weight, operation.keyNorm?.weight].filter(isName);
+    default:
+      return 'weight' in operation ? [operation.weight] : [];
+  }
+}
+
+const isName = (name: WeightName | undefined) => name !== undefined;
+
 /** Every weight that an operation names, with its format and shape. */
 export function weightsOf(operation: Operation, weights: Weights): KernelRequest['weights'] {
-  const names =
-    operation.kind === 'moe'
-      ? [...weights.keys()].filter((name) => name.startsWith(`${operation.prefix}.`))
-      : 'weight' in operation
-        ? [operation.weight]
-        : [];
   return Object.fromEntries(
-    names.flatMap((name) => {
+    weightNamesOf(operation, weights).flatMap((name) => {
       const weight = weights.get(name);
       return weight === undefined ? [] : [[name, { format: weight.format, shape: weight.shape }]];
     }),
@@ -358,8 +375,8 @@ function bytesPerToken(graph: Graph, weights: Weights): number {
     } else if (operation.kind === 'embed') {
       const weight = weights.get(operation.weight);
       bytes += weight === undefined ? 0 : weight.bytes / (weight.shape[0] as number);
-    } else if ('weight' in operation) {
-      bytes += size(operation.weight);
+    } else {
+      for (const name of weightNamesOf(operation, weights)) bytes += size(name);
     }
   }
   return Math.round(bytes);

@@ -46,6 +46,8 @@ export interface PlaceRequest {
 
 export interface Placer {
   readonly rows: readonly KernelRow[];
+  /** Rewrites the graph before kernels are chosen, where the device has operations of its own. */
+  readonly rewrite?: (graph: Graph) => Graph;
   readonly features: (request: PlanRequest) => ReadonlySet<string>;
   readonly threads: (request: PlanRequest) => number;
   readonly defaultCache: (request: PlanRequest, context: number) => CacheType;

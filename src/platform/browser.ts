@@ -5,7 +5,7 @@
 
 import { InternalError, Refusal, SourceError, UsageError } from '../errors.ts';
 import { detectFeatures } from './features.ts';
-import type { Platform, PlatformWorker, WorkerEntry } from './platform.ts';
+import type { GpuChoice, Platform, PlatformWorker, WorkerEntry } from './platform.ts';
 import { openWebInput } from './web-source.ts';
 import { makeMailbox } from './worker-port.ts';
 
@@ -64,6 +64,11 @@ function startWorker(entry: WorkerEntry): Worker {
         type: 'module',
         name: 'conclave-cpu-worker',
       });
+    case 'plane-worker':
+      return new Worker(new URL('../backend/gpu/plane-worker.js', import.meta.url), {
+        type: 'module',
+        name: 'conclave-plane-worker',
+      });
     case 'template-worker':
       return new Worker(new URL('../tokenizer/template-worker.js', import.meta.url), {
         type: 'module',
@@ -104,7 +109,7 @@ function spawn(entry: WorkerEntry, data: unknown): PlatformWorker {
 }
 
 /** @throws Refusal `refused`: a page is shown one adapter, which the browser chooses */
-async function gpu(number = 0): Promise<GPU | undefined> {
+async function gpu({ number = 0 }: GpuChoice = {}): Promise<GPU | undefined> {
   if (number !== 0) {
     throw new Refusal(`gpu:${number} was asked for, and a browser shows a page one GPU only; use gpu`, {
       data: { asked: number },

@@ -4,6 +4,7 @@
  */
 
 import { Refusal } from '../errors.ts';
+import type { GpuChoice } from './platform.ts';
 
 /** What the package `webgpu` exports. */
 interface DawnModule {
@@ -18,7 +19,11 @@ export interface DawnAdapter {
 }
 
 /** Chrome's gates that kernels may use; none makes a kernel that passes validation do anything else. */
-const toggles = 'enable-dawn-features=allow_unsafe_apis,vulkan_enable_f16_on_nvidia';
+const gates = ['allow_unsafe_apis', 'vulkan_enable_f16_on_nvidia'];
+/** What costs kernels their bounds checks and commands their validation. */
+const unchecked = ['skip_validation', 'disable_robustness'];
+/** Exact timestamps: a program of one's own has no secrets from itself. */
+const disabled = 'disable-dawn-features=timestamp_quantization';
 
 /** A card is listed once for each interface; these are the ones that Dawn is made for. */
 const preferredBackends = ['metal', 'd3d12', 'vulkan'];
@@ -42,21 +47,27 @@ function loadDawn(): Promise<DawnModule | undefined> {
 }
 
 /**
- * Dawn, once for this thread and adapter; undefined without the package.
- * @param number of an adapter in {@link readAdapters}; absent: the one that Dawn takes for the fastest
+ * Dawn, once for this thread and choice; undefined without the package.
+ * @param choice whose `number` is of an adapter in {@link readAdapters}; absent: the one that Dawn takes for the fastest
  * @throws Refusal `refused` for a number that cannot be had
  */
-export async function openDawn(number?: number): Promise<GPU | undefined> {
+export async function openDawn(choice: GpuChoice = {}): Promise<GPU | undefined> {
   const dawn = await loadDawn();
   if (dawn === undefined) return undefined;
-  return instance(dawn, number === undefined ? [] : adapterFlags(await listAdapters(dawn), number));
+  const { number } = choice;
+  const toggles = choice.unchecked === true ? [...gates, ...unchecked] : gates;
+  return instance(dawn, [
+    `enable-dawn-features=${toggles.join()}`,
+    disabled,
+    ...(number === undefined ? [] : adapterFlags(await listAdapters(dawn), number)),
+  ]);
 }
 
 function instance({ create }: DawnModule, flags: readonly string[]): GPU {
   const key = JSON.stringify(flags);
   let made = instances.get(key);
   if (made === undefined) {
-    made = create([toggles, ...flags]);
+    made = create([...flags]);
     instances.set(key, made);
   }
   return made;

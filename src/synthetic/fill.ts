@@ -1,20 +1,29 @@
 /**
  * The bytes of a synthetic tensor: encoded normal values, so that every block is valid and the weights are as large as
- * layout.ts says. A small tensor's values are all its own; a large one is made of runs of 256 values, each drawn at
- * random from a pool, so that making them is about as fast as copying and no two rows of several runs are likely to be
- * alike. Deterministic: a tensor's bytes depend on its name, format and shape alone.
+ * layout.ts says. A small tensor's values are all its own. A large one repeats after so many rows, so that a device can
+ * copy most of it; a period is made of runs of 256 values, each drawn at random from a pool, so that making it is about as
+ * fast as copying and no two of its rows of several runs are likely to be alike. Deterministic: a tensor's bytes depend on
+ * its name, format and shape alone.
  */
 
 import { Refusal } from '../errors.ts';
-import { formatOf } from '../quant/index.ts';
+import { formatBytes, formatOf } from '../quant/index.ts';
 import type { SyntheticTensor } from './layout.ts';
 
 const RUN_VALUES = 256;
 const POOL_RUNS = 2048;
+/** Up to so many values a tensor's are all its own: routers, norms. */
 const SMALL_VALUES = 1 << 20;
+/** About the values of a period; more in a table of tokens, because tokens whose rows are alike are routed alike. */
+const PERIOD_VALUES = 1 << 20;
+const EMBEDDING_PERIOD_VALUES = 1 << 23;
 
-/** A tensor's bytes, any part of them at any time. */
-export type Filler = (offset: number, target: Uint8Array) => void;
+export interface Filler {
+  /** Gives a tensor's bytes, any part of them at any time. */
+  fill(offset: number, target: Uint8Array): void;
+  /** After how many bytes they repeat, where they do. */
+  readonly period?: number;
+}
 
 const pools = new Map<string, Uint8Array<ArrayBuffer>>();
 
@@ -26,25 +35,44 @@ export function fillerOf(tensor: SyntheticTensor): Filler {
   const deviation = { weights: 1 / Math.sqrt(columns), norm: 0.1, embedding: 1 }[tensor.content];
   if (values <= SMALL_VALUES) {
     let bytes: Uint8Array | undefined;
-    return (offset, target) => {
-      bytes ??= encoded(tensor.format, normals(values, randomFrom(tensor.name), { mean, deviation }));
-      target.set(bytes.subarray(offset, offset + target.length));
+    return {
+      fill(offset, target) {
+        bytes ??= encoded(tensor.format, normals(values, randomFrom(tensor.name), { mean, deviation }));
+        target.set(bytes.subarray(offset, offset + target.length));
+      },
     };
   }
   const runBytes = (RUN_VALUES / format.blockLength) * format.blockBytes;
+  const most = tensor.content === 'embedding' ? EMBEDDING_PERIOD_VALUES : PERIOD_VALUES;
+  const period = periodRows(most, columns) * formatBytes(tensor.format, columns);
   const seed = hashOf(tensor.name);
-  return (offset, target) => {
-    const pool = poolOf(tensor.format, { mean, deviation });
-    for (let done = 0; done < target.length; ) {
-      const at = offset + done;
-      const run = Math.floor(at / runBytes);
-      const within = at - run * runBytes;
-      const count = Math.min(runBytes - within, target.length - done);
-      const from = (mixed(seed, run) % POOL_RUNS) * runBytes + within;
-      target.set(pool.subarray(from, from + count), done);
-      done += count;
-    }
+  return {
+    fill(offset, target) {
+      const pool = poolOf(tensor.format, { mean, deviation });
+      for (let done = 0; done < target.length; ) {
+        if (done >= period) {
+          // Whole periods stand before it: copying them is many times as fast as drawing runs again.
+          const back = Math.floor(done / period) * period;
+          target.copyWithin(done, done - back, done - back + Math.min(back, target.length - done));
+          done += back;
+          continue;
+        }
+        const at = (offset + done) % period;
+        const run = Math.floor(at / runBytes);
+        const within = at - run * runBytes;
+        const count = Math.min(runBytes - within, period - at, target.length - done);
+        const from = (mixed(seed, run) % POOL_RUNS) * runBytes + within;
+        target.set(pool.subarray(from, from + count), done);
+        done += count;
+      }
+    },
+    ...(period < formatBytes(tensor.format, values) ? { period } : {}),
   };
+}
+
+/** An odd number, so that experts, whose rows are a power of two or a few times one, begin at different rows of it. */
+function periodRows(values: number, columns: number): number {
+  return Math.floor(values / columns - 1) | 1;
 }
 
 /** A run's place in the pool: a hash of the tensor and the run's number (the finaliser of MurmurHash3). */
@@ -110,10 +138,15 @@ function randomFrom(seed: string): () => number {
   return step;
 }
 
-/** Normally distributed values (Box and Muller, 1958). */
+/** Normally distributed values, two from two (Box and Muller, 1958). */
 function normals(count: number, random: () => number, { mean, deviation }: Distribution): Float32Array {
-  return Float32Array.from({ length: count }, () => {
-    const radius = Math.sqrt(-2 * Math.log(1 - random()));
-    return mean + deviation * radius * Math.cos(2 * Math.PI * random());
-  });
+  const values = new Float32Array(count);
+  for (let i = 0; i < count; i += 2) {
+    const radius = deviation * Math.sqrt(-2 * Math.log(1 - random()));
+    const angle = 2 * Math.PI * random();
+    values[i] = mean + radius * Math.cos(angle);
+    // Behind the end of an odd count nothing is written.
+    values[i + 1] = mean + radius * Math.sin(angle);
+  }
+  return values;
 }

@@ -8,10 +8,13 @@ import { after, before, describe, test } from 'node:test';
 import { writeSynthetic } from '../../bench/synthetic/write.ts';
 import type { ModelFile, TensorInfo } from '../format/model-file.ts';
 import { openModelFile } from '../format/open.ts';
+import { type ByteSource, periodOf, type Repetition } from '../format/source.ts';
+import { readModel } from '../model/read-model.ts';
 import { nodePlatform } from '../platform/node.ts';
 import { formatBytes, formatOf } from '../quant/index.ts';
 import { hasMoreBits, metadataOf, tensorsOf } from './layout.ts';
 import { type Shape, shapes } from './shapes.ts';
+import { syntheticModel } from './source.ts';
 
 describe('tiny-moe on disk', () => {
   let folder: string;
@@ -63,6 +66,71 @@ describe('tiny-moe on disk', () => {
   });
 });
 
+describe('qwen3-30b-a3b-6l, whose large tensors repeat', () => {
+  let file: ModelFile;
+  let source: ByteSource;
+
+  before(async () => {
+    file = await openModelFile(syntheticModel('qwen3-30b-a3b-6l'));
+    [source] = file.sources as [ByteSource];
+  });
+
+  const bytesAt = async (offset: number, length: number) => {
+    const bytes = new Uint8Array(length);
+    await source.readInto(offset, bytes);
+    return bytes;
+  };
+  const rowBytesOf = ({ format, shape }: TensorInfo) => formatBytes(format, shape.at(-1) as number);
+
+  test('after whole rows, wherever one looks', async () => {
+    const repeats = source.repeats ?? [];
+    assert.ok(repeats.length > 30);
+    const random = randomWholes();
+    for (const { offset, bytes, period } of repeats) {
+      const tensor = [...file.tensors.values()].find((each) => each.offset === offset) as TensorInfo;
+      assert.equal(tensor.bytes, bytes);
+      assert.equal(period % rowBytesOf(tensor), 0, `${tensor.name}: a period of ${period}`);
+      const last = bytes - period - 3000;
+      for (const at of [0, last, ...Array.from({ length: 4 }, () => random(last))]) {
+        const times = 1 + random(Math.floor((bytes - at - 3000) / period));
+        assert.deepEqual(
+          await bytesAt(offset + at + times * period, 3000),
+          await bytesAt(offset + at, 3000),
+          tensor.name,
+        );
+      }
+    }
+  });
+
+  test('read at once or a little at a time, a tensor is the same', async () => {
+    const { offset, bytes, period } = (source.repeats ?? []).at(-1) as Repetition;
+    const length = Math.min(bytes - 1001, 5 * period + 777);
+    const whole = await bytesAt(offset + 1001, length);
+    for (let at = 0; at < length; at += 100_003) {
+      const part = await bytesAt(offset + 1001 + at, Math.min(100_003, length - at));
+      assert.equal(Buffer.compare(part, whole.subarray(at, at + part.length)), 0, `at ${at}`);
+    }
+  });
+
+  test('no two rows of a period alike, nor any two experts; routers are all their own', async () => {
+    const experts = file.tensors.get('blk.1.ffn_down_exps.weight') as TensorInfo;
+    const [count = 0, rows = 0] = experts.shape;
+    const rowBytes = rowBytesOf(experts);
+    const period = periodOf(source, experts.offset, experts.bytes) as number;
+    const rowsOfPeriod = new Set<string>();
+    const whole = await bytesAt(experts.offset, period);
+    for (let at = 0; at < period; at += rowBytes) rowsOfPeriod.add(whole.subarray(at, at + rowBytes).join());
+    assert.equal(rowsOfPeriod.size, period / rowBytes);
+    const firstRows = await Promise.all(
+      Array.from({ length: count }, (_, expert) => bytesAt(experts.offset + expert * rows * rowBytes, rowBytes)),
+    );
+    assert.equal(new Set(firstRows.map((row) => row.join())).size, count);
+    const router = file.tensors.get('blk.1.ffn_gate_inp.weight') as TensorInfo;
+    assert.equal(periodOf(source, router.offset, router.bytes), undefined);
+    assert.equal(new Set((await rowsOf(file, router)).map((row) => row.join())).size, count);
+  });
+});
+
 describe('vocabularies', () => {
   for (const [name, shape] of Object.entries(shapes)) {
     test(`${name}: distinct tokens of the stated number, every merge made of and making tokens, specials in place`, () => {
@@ -108,23 +176,64 @@ describe('layout', () => {
     );
   });
 
-  // Qwen3-30B-A3B has 30.53 billion parameters; its Q4_K_M file is 18.56 GB with the vocabulary.
-  test('qwen3-30b-a3b has as many parameters and bytes as the real model', () => {
-    const tensors = tensorsOf(shapes['qwen3-30b-a3b'] as Shape);
-    const sizes = tensors.map(({ format, shape }) => {
-      const values = shape.reduce((product, n) => product * n, 1);
-      return { values, bytes: formatBytes(format, values) };
+  // What the models' cards say, and what their Q4_K_M files weigh without vocabularies (GLM's has a layer more), in billions.
+  for (const [name, parameters, gigabytes] of [
+    ['qwen3-30b-a3b', '30.53', '18.55'],
+    ['olmoe-1b-7b', '6.92', '4.21'],
+    ['glm-4.5-air', '106.85', '70.44'],
+    ['qwen3-8b', '8.19', '5.02'],
+    ['llama-3.1-8b', '8.03', '4.91'],
+  ] as const) {
+    test(`${name} has as many parameters and bytes as the real model`, () => {
+      const sizes = tensorsOf(shapes[name] as Shape).map(({ format, shape }) => {
+        const values = shape.reduce((product, n) => product * n, 1);
+        return { values, bytes: formatBytes(format, values) };
+      });
+      const billions = (sum: number) => (sum / 1e9).toFixed(2);
+      assert.equal(billions(sizes.reduce((sum, size) => sum + size.values, 0)), parameters);
+      assert.equal(billions(sizes.reduce((sum, size) => sum + size.bytes, 0)), gigabytes);
     });
-    const values = sizes.reduce((sum, size) => sum + size.values, 0);
-    const bytes = sizes.reduce((sum, size) => sum + size.bytes, 0);
-    assert.equal((values / 1e9).toFixed(2), '30.53');
-    assert.equal((bytes / 1e9).toFixed(2), '18.55');
-  });
+  }
+
+  for (const [name, shape] of Object.entries(shapes)) {
+    test(`${name} is read by its family, every key and tensor of it, to the sizes of the shape`, async () => {
+      const file = await openModelFile(syntheticModel(name));
+      const { spec, ignored } = readModel(file);
+      // The width of dense layers where there are none.
+      assert.deepEqual(
+        ignored.map((each) => each.name),
+        shape.architecture === 'qwen3moe' ? ['qwen3moe.feed_forward_length'] : [],
+      );
+      assert.equal(spec.architecture, shape.architecture);
+      assert.equal(spec.vocabulary, shape.vocabulary);
+      const last = spec.layers.at(-1);
+      assert.equal(spec.layers.length, shape.layers);
+      const { heads, kvHeads, headDim } = last?.attention ?? {};
+      assert.deepEqual([heads, kvHeads, headDim], [shape.heads, shape.kvHeads, shape.headDim]);
+      const dense = spec.layers.filter(({ feedForward }) => feedForward.kind === 'dense');
+      const { experts } = shape;
+      assert.equal(dense.length, experts === undefined ? shape.layers : (experts.denseLayers ?? 0));
+      if (last?.feedForward.kind === 'moe') {
+        const { moe } = last.feedForward;
+        assert.deepEqual([moe.experts, moe.used, moe.inner], [experts?.count, experts?.used, experts?.inner]);
+        assert.equal(moe.shared?.inner, experts?.shared === undefined ? undefined : experts.inner * experts.shared);
+      }
+    });
+  }
 
   test('an unknown shape is refused with the shapes that there are', async () => {
     await assert.rejects(writeSynthetic('huge', join(tmpdir(), 'never-written.gguf')), /huge.*qwen3-30b-a3b-6l/);
   });
 });
+
+/** Whole numbers below a bound, at random but the same every time (a linear congruential generator). */
+function randomWholes(): (below: number) => number {
+  let state = 1;
+  return (below) => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return Math.floor((state / 2 ** 32) * below);
+  };
+}
 
 async function rowsOf(file: ModelFile, tensor: TensorInfo): Promise<Float32Array[]> {
   const format = formatOf(tensor.format);

@@ -21,13 +21,14 @@ export function syntheticModel(name: string): ModelSource {
   const head = ggufHead({ metadata: metadataOf(name, shape), tensors });
   const parts = tensors.map((tensor, index) => ({
     ...(head.places[index] as (typeof head.places)[number]),
-    fill: fillerOf(tensor),
+    ...fillerOf(tensor),
   }));
   return {
     fileName: `${name}.gguf`,
     file: {
       name: `synthetic ${name}`,
       size: head.fileBytes,
+      repeats: parts.flatMap(({ offset, bytes, period }) => (period === undefined ? [] : [{ offset, bytes, period }])),
       async readInto(offset, target) {
         const end = offset + target.length;
         if (offset < head.bytes.length) target.set(head.bytes.subarray(offset, Math.min(end, head.bytes.length)));

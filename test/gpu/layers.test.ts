@@ -203,10 +203,10 @@ test('the library runs a cut model in its engine, whose head is tied to an embed
 });
 
 test('adapters have numbers, and one that there is not is refused with those that there are', async () => {
-  const first = await findAdapter(nodePlatform, 0);
+  const first = await findAdapter(nodePlatform, { number: 0 });
   assert.ok(first.name !== '' && first.maxBindingBytes > 0);
   await assert.rejects(
-    findAdapter(nodePlatform, 99),
+    findAdapter(nodePlatform, { number: 99 }),
     (error) => error instanceof Refusal && /gpu:99 was asked for, and this machine has gpu:0 .+/.test(error.message),
   );
 });

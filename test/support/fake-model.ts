@@ -4,6 +4,8 @@ import { bootEngine, EngineClient } from '../../src/engine/engine-client.ts';
 import { LoadedModel } from '../../src/engine/model.ts';
 import type { LoadOptions, SamplingOptions } from '../../src/engine/types.ts';
 import type { ByteSource } from '../../src/format/source.ts';
+import type { Graph } from '../../src/model/graph.ts';
+import type { ModelSpec } from '../../src/model/spec.ts';
 import type { Plan } from '../../src/plan/plan.ts';
 import { spawnNodeWorker } from '../../src/platform/node.ts';
 import type { PlatformWorker } from '../../src/platform/platform.ts';
@@ -17,13 +19,55 @@ export const SAFE: SamplingOptions = {
 };
 
 export interface FakeModelOptions extends Pick<LoadOptions, 'onProgress' | 'signal'> {
-  /** `fake`, or `refused`, `dies`, `never`: how preparing goes. */
+  /** `fake`, or `refused`, `dies`, `never`: how preparing goes; `profiled`: it tells where its time goes. */
   readonly architecture?: string;
   readonly context?: number;
   readonly pages?: number;
   readonly sources?: readonly ByteSource[];
   readonly sampling?: SamplingOptions;
   onWorker?(worker: PlatformWorker): void;
+}
+
+/** A model without operations, as the engine is told of it. */
+export function fakePlan({ architecture = 'fake', context = 512, pages = 64 } = {}): {
+  readonly plan: Plan;
+  readonly spec: ModelSpec;
+  readonly graph: Graph;
+} {
+  return {
+    plan: {
+      architecture,
+      device: 'reference',
+      parts: [
+        { device: 'reference', first: 0, end: 0, features: [], bytes: { weights: 0, cache: 0, buffers: 0, total: 0 } },
+      ],
+      threads: 1,
+      features: [],
+      context,
+      contextReason: 'asked for',
+      maxRows: { prompt: 32, step: 64, wanted: 64 },
+      cache: { type: 'f32', pages, pageRows: 64, bytes: 0 },
+      arenas: [],
+      arenaBytes: 0,
+      operations: [],
+      weights: [],
+      buffers: [],
+      ignored: [],
+      bytes: { weights: 0, cache: 0, buffers: 0, total: 0 },
+      bytesPerToken: 0,
+      reproducible: true,
+    },
+    spec: {
+      architecture,
+      vocabulary: VOCABULARY,
+      hidden: 1,
+      trainedContext: context,
+      layers: [],
+      finalNorm: { epsilon: 1e-6 },
+      head: { tied: true },
+    },
+    graph: { operations: [], widths: {}, logits: 'logits', hidden: [] },
+  };
 }
 
 export async function fakeModel(options: FakeModelOptions = {}): Promise<LoadedModel> {
@@ -37,28 +81,7 @@ export async function fakeModel(options: FakeModelOptions = {}): Promise<LoadedM
     onProgress,
     signal,
   } = options;
-  const plan: Plan = {
-    architecture,
-    device: 'reference',
-    parts: [
-      { device: 'reference', first: 0, end: 0, features: [], bytes: { weights: 0, cache: 0, buffers: 0, total: 0 } },
-    ],
-    threads: 1,
-    features: [],
-    context,
-    contextReason: 'asked for',
-    maxRows: { prompt: 32, step: 64, wanted: 64 },
-    cache: { type: 'f32', pages, pageRows: 64, bytes: 0 },
-    arenas: [],
-    arenaBytes: 0,
-    operations: [],
-    weights: [],
-    buffers: [],
-    ignored: [],
-    bytes: { weights: 0, cache: 0, buffers: 0, total: 0 },
-    bytesPerToken: 0,
-    reproducible: true,
-  };
+  const { plan, spec, graph } = fakePlan({ architecture, context, pages });
   const platform = {
     spawnWorker(entry: string, data: unknown) {
       const worker = spawnNodeWorker(new URL('./fake-engine-worker.ts', import.meta.url), entry, data);
@@ -69,16 +92,8 @@ export async function fakeModel(options: FakeModelOptions = {}): Promise<LoadedM
   const engine = await EngineClient.start({
     booted: bootEngine(platform, { devices: ['reference'], threads: 1 }),
     plan,
-    spec: {
-      architecture,
-      vocabulary: VOCABULARY,
-      hidden: 1,
-      trainedContext: context,
-      layers: [],
-      finalNorm: { epsilon: 1e-6 },
-      head: { tied: true },
-    },
-    graph: { operations: [], widths: {}, logits: 'logits', hidden: [] },
+    spec,
+    graph,
     weights: new Map(),
     sources,
     onProgress,

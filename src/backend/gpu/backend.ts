@@ -4,11 +4,15 @@ import { DeviceLostError, DisposedError, InternalError, NonFiniteError, OutOfMem
 import { ropeAngles, ropeTable } from '../../model/rope.ts';
 import { platform } from '../../platform/index.ts';
 import type { Platform } from '../../platform/platform.ts';
-import type { Backend, Executable, PrepareRequest, Step } from '../backend.ts';
+import type { Backend, DeviceBandwidth, Executable, PrepareRequest, RunProfile, Step } from '../backend.ts';
 import { checkStep, incomingRows } from '../check-step.ts';
+import { measureGpuBandwidth } from './bandwidth.ts';
 import type { Binding, RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
+import { fuse } from './fuse.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
+import { planeMaker } from './plane-pool.ts';
+import { type DispatchTime, profileRun } from './profile.ts';
 import { Recorder } from './recorder.ts';
 import type { GpuRow } from './row.ts';
 import { gpuRows } from './rows.ts';
@@ -26,7 +30,7 @@ export function gpuBackend(options: { readonly gpu?: Gpu } = {}): Backend {
 }
 
 async function prepare(request: PrepareRequest, place: Platform, lent: Gpu | undefined): Promise<Executable> {
-  const gpu = lent ?? (await Gpu.open(place, request.plan.adapterNumber));
+  const gpu = lent ?? (await Gpu.open(place, { number: request.plan.adapterNumber }));
   let buffers: DeviceBuffers | undefined;
   const release = () => {
     buffers?.destroy();
@@ -37,7 +41,8 @@ async function prepare(request: PrepareRequest, place: Platform, lent: Gpu | und
     buffers = await DeviceBuffers.make(gpu, request, program);
     const { weights } = buffers;
     const recorder = await Recorder.make(gpu, program.dispatches, (binding) => (buffers as DeviceBuffers).of(binding));
-    await storeOnGpu(request, gpu, weights);
+    const planes = planeMaker(place, request);
+    await storeOnGpu(request, gpu, { buffers: weights, planes }).finally(() => planes.close());
     return new GpuExecutable(request, { gpu, program, buffers, recorder, release });
   } catch (error) {
     release();
@@ -48,7 +53,8 @@ async function prepare(request: PrepareRequest, place: Platform, lent: Gpu | und
 }
 
 /** The program that the plan was made from. */
-function programFor({ plan, spec, graph, weights }: PrepareRequest): GpuProgram {
+function programFor({ plan, spec, graph: unfused, weights }: PrepareRequest): GpuProgram {
+  const graph = fuse(unfused);
   const byName = new Map(gpuRows.map((row) => [row.name, row]));
   const rowsOf = (mode: 'prompt' | 'step') => plan.operations.map(({ rows }) => byName.get(rows[mode]) as GpuRow);
   return layOutGpu({
@@ -206,6 +212,8 @@ export class GpuExecutable implements Executable {
   readonly #words: Uint32Array<ArrayBuffer>;
   #readback: GPUBuffer | undefined;
   #rows = 0;
+  /** When the last run was submitted. */
+  #submittedMs = 0;
   #disposed = false;
 
   constructor(
@@ -258,9 +266,51 @@ export class GpuExecutable implements Executable {
   }
 
   /** How long each dispatch of a step takes by the device's clock; the step is run. Absent without timestamps. */
-  async time(step: Step): Promise<{ readonly label: string; readonly ns: number }[] | undefined> {
+  async time(step: Step): Promise<DispatchTime[] | undefined> {
     const { shape } = this.#begin(step);
     return this.#recorder.time(step.mode, shape);
+  }
+
+  profile(step: Step, repetitions: number): Promise<RunProfile> {
+    return profileRun({
+      repetitions,
+      run: async () => {
+        const startMs = performance.now();
+        await this.run(step);
+        const { dispatches } = this.#recorder;
+        return { dispatches, encodeMs: this.#submittedMs - startMs, runMs: performance.now() - startMs };
+      },
+      time: () => this.time(step),
+    });
+  }
+
+  bandwidth(): Promise<DeviceBandwidth | undefined> {
+    return measureGpuBandwidth(this.#gpu);
+  }
+
+  /**
+   * Runs a step `count` times without reading anything back in between, as steps follow each other where the host encodes
+   * ahead. `encodeMs` is the host's time to encode and submit all of them, `totalMs` until the device has done them.
+   * @param keep which dispatches, by their labels; the others are left out
+   */
+  async timeRuns(
+    step: Step,
+    count: number,
+    keep: (label: string) => boolean = () => true,
+  ): Promise<{ readonly encodeMs: number; readonly totalMs: number; readonly dispatches: number }> {
+    const { queue } = this.#gpu.device;
+    await queue.onSubmittedWorkDone();
+    const start = performance.now();
+    for (let i = 0; i < count; i++) {
+      const { shape } = this.#begin(step);
+      const encoder = this.#gpu.device.createCommandEncoder();
+      this.#recorder.record(encoder, step.mode, shape, keep);
+      queue.submit([encoder.finish()]);
+    }
+    const encodeMs = performance.now() - start;
+    await queue.onSubmittedWorkDone();
+    this.#gpu.check();
+    return { encodeMs, totalMs: performance.now() - start, dispatches: this.#recorder.dispatches };
   }
 
   /** A named value of the last run, where no later one has taken its place. */
@@ -285,6 +335,7 @@ export class GpuExecutable implements Executable {
     }
     if (bytes > 0) encoder.copyBufferToBuffer(source as GPUBuffer, 0, this.#readback, 0, bytes);
     device.queue.submit([encoder.finish()]);
+    this.#submittedMs = performance.now();
     if (bytes === 0) {
       await device.queue.onSubmittedWorkDone();
       this.#gpu.check();
@@ -318,7 +369,7 @@ export class GpuExecutable implements Executable {
       if (end < 0) continue;
       const { shape } = this.#begin(step);
       const encoder = this.#gpu.device.createCommandEncoder();
-      this.#recorder.record(encoder, mode, shape, end + 1);
+      this.#recorder.recordFirst(encoder, mode, { run: shape, count: end + 1 });
       if (allFinite(await this.#read(encoder, name, shape.rows * (graph.widths[name] as number)))) continue;
       layer = number;
       break;

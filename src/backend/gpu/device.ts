@@ -1,7 +1,7 @@
 /** The GPU device: asked for with everything the adapter has, and what goes wrong with it as named errors. */
 
 import { DeviceLostError, OutOfMemoryError, Refusal } from '../../errors.ts';
-import type { Platform } from '../../platform/platform.ts';
+import type { GpuChoice, Platform } from '../../platform/platform.ts';
 
 /** What a plan may know of an adapter; plain data. */
 export interface AdapterFacts {
@@ -24,6 +24,35 @@ const wanted = ['shader-f16', 'subgroups', 'timestamp-query', 'chromium-experime
 /** The same of the shading language. */
 const wantedOfLanguage = ['packed_4x8_integer_dot_product'] as const;
 
+/**
+ * Subgroup matrices as kernels use them: 16×16×16 of f16 with f32 sums, subgroups of 32 that know their number, and 48 KiB
+ * of workgroup memory.
+ */
+const MATRIX = 'subgroup-matrix-f16';
+
+interface MatrixConfig {
+  readonly M: number;
+  readonly N: number;
+  readonly K: number;
+  readonly componentType: string;
+  readonly resultComponentType: string;
+}
+
+function offersMatrix({ features, info, limits }: GPUAdapter, language: ReadonlySet<string>): boolean {
+  const { subgroupMatrixConfigs: configs = [] } = info as { readonly subgroupMatrixConfigs?: readonly MatrixConfig[] };
+  return (
+    ['shader-f16', 'subgroups', 'chromium-experimental-subgroup-matrix'].every((name) => features.has(name)) &&
+    language.has('subgroup_id') &&
+    info.subgroupMinSize === 32 &&
+    info.subgroupMaxSize === 32 &&
+    limits.maxComputeWorkgroupStorageSize >= 48 * 1024 &&
+    configs.some(
+      ({ M, N, K, componentType, resultComponentType }) =>
+        M === 16 && N === 16 && K === 16 && componentType === 'f16' && resultComponentType === 'f32',
+    )
+  );
+}
+
 /** Limits that are raised to what the adapter has. */
 const raised = [
   'maxBufferSize',
@@ -36,11 +65,10 @@ const raised = [
 ] as const;
 
 /**
- * @param number of the machine's adapters; absent: the platform's own choice
- * @throws Refusal `refused` when there is no WebGPU, no adapter or none of that number, with what to do
+ * @throws Refusal `refused` when there is no WebGPU, no adapter or none of the chosen number, with what to do
  */
-export async function requestAdapter(platform: Pick<Platform, 'gpu'>, number?: number): Promise<GPUAdapter> {
-  const gpu = await platform.gpu(number);
+export async function requestAdapter(platform: Pick<Platform, 'gpu'>, choice?: GpuChoice): Promise<GPUAdapter> {
+  const gpu = await platform.gpu(choice);
   if (gpu === undefined) {
     throw new Refusal(
       'this runtime has no WebGPU: in Node install the package webgpu (npm install webgpu), or use --device cpu',
@@ -61,6 +89,7 @@ export function adapterFacts(adapter: GPUAdapter, language: ReadonlySet<string> 
     features: [
       ...wanted.filter((feature) => adapter.features.has(feature)),
       ...wantedOfLanguage.filter((feature) => language.has(feature)),
+      ...(offersMatrix(adapter, language) ? [MATRIX] : []),
     ],
     maxBufferBytes: adapter.limits.maxBufferSize,
     maxBindingBytes: adapter.limits.maxStorageBufferBindingSize,
@@ -70,9 +99,9 @@ export function adapterFacts(adapter: GPUAdapter, language: ReadonlySet<string> 
 }
 
 /** @throws as {@link requestAdapter} */
-export async function findAdapter(platform: Pick<Platform, 'gpu'>, number?: number): Promise<AdapterFacts> {
-  const adapter = await requestAdapter(platform, number);
-  return adapterFacts(adapter, (await platform.gpu(number))?.wgslLanguageFeatures);
+export async function findAdapter(platform: Pick<Platform, 'gpu'>, choice?: GpuChoice): Promise<AdapterFacts> {
+  const adapter = await requestAdapter(platform, choice);
+  return adapterFacts(adapter, (await platform.gpu(choice))?.wgslLanguageFeatures);
 }
 
 /** A device and what has become of it. */
@@ -97,8 +126,8 @@ export class Gpu {
   }
 
   /** @throws Refusal `refused`; DeviceLostError `device_lost` when the driver gives no device */
-  static async open(platform: Pick<Platform, 'gpu'>, number?: number): Promise<Gpu> {
-    const adapter = await requestAdapter(platform, number);
+  static async open(platform: Pick<Platform, 'gpu'>, choice?: GpuChoice): Promise<Gpu> {
+    const adapter = await requestAdapter(platform, choice);
     const requiredLimits = Object.fromEntries(raised.map((name) => [name, adapter.limits[name]]));
     const requiredFeatures = wanted.filter((feature) => adapter.features.has(feature)) as unknown as GPUFeatureName[];
     try {

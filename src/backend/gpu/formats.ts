@@ -21,6 +21,11 @@ export interface GpuFormat {
    * The parts of a block, in order, in bytes (1, 2 or a multiple of 4); each is a plane. They add up to the block's bytes.
    */
   readonly planes: readonly number[];
+  /**
+   * What the input of products may be rounded to. `int8`: bytes with one scale for 32 columns, for formats whose own rounding
+   * is far coarser (`codes` is there). Absent: nothing less than f32.
+   */
+  readonly activations?: 'int8';
   /** By plane, what is done to its bits at store time. */
   readonly reorder?: Readonly<Record<number, Reorder>>;
   /** WGSL of functions that `decode` calls. */

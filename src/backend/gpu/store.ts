@@ -1,45 +1,51 @@
 /**
  * Weights from the file to the device: ranges are read, put into planes in a mapped staging buffer, and copied to their
- * place by the device. A few pieces are on their way at once; no weight is ever held whole in the host's memory.
+ * place by the device. A few pieces are on their way at once; no weight is ever held whole in the host's memory. Of a
+ * range that repeats, as its source says, one period is read, and the device copies it over the rest.
  */
 
 import { SourceError } from '../../errors.ts';
+import { periodOf } from '../../format/source.ts';
 import type { Weight } from '../../model/weights.ts';
 import { formatOf } from '../../quant/index.ts';
 import type { PrepareRequest } from '../backend.ts';
 import type { Gpu } from './device.ts';
 import { gpuFormat } from './formats/index.ts';
-import { type GpuFormat, planeWords, toPlanes } from './formats.ts';
+import { type GpuFormat, planeWords } from './formats.ts';
+import type { PlaneMaker } from './plane-pool.ts';
 
 const MAP_WRITE = 0x2;
 const COPY_SRC = 0x4;
+const COPY_DST = 0x8;
 
 /** Device bytes of a piece, at most, unless one row is larger. */
 const PIECE_BYTES = 8 * 2 ** 20;
-const PIECES_AT_ONCE = 4;
 
 interface Piece {
   readonly weight: Weight;
   readonly format: GpuFormat;
   readonly columns: number;
-  readonly rows: number;
   readonly source: number;
   readonly fileOffset: number;
   readonly fileBytes: number;
+  /** Bytes of the file that it stands for: more than `fileBytes` where it repeats. */
+  readonly fileSpan: number;
   /** Where it goes in the weight's buffer. */
   readonly offset: number;
   readonly bytes: number;
+  /** What it fills there: more than `bytes` where it repeats. */
+  readonly span: number;
 }
 
 export async function storeOnGpu(
-  request: PrepareRequest,
+  request: Pick<PrepareRequest, 'weights' | 'sources' | 'onProgress' | 'signal'>,
   gpu: Gpu,
-  buffers: ReadonlyMap<string, GPUBuffer>,
+  { buffers, planes }: { readonly buffers: ReadonlyMap<string, GPUBuffer>; readonly planes: PlaneMaker },
 ): Promise<void> {
   const { weights, sources, onProgress, signal } = request;
   const { device } = gpu;
-  const pieces = [...weights.values()].flatMap(piecesOf);
-  const bytesTotal = pieces.reduce((sum, { fileBytes }) => sum + fileBytes, 0);
+  const pieces = [...weights.values()].flatMap((weight) => piecesOf(weight, sources));
+  const bytesTotal = pieces.reduce((sum, piece) => sum + piece.fileSpan, 0);
   let bytesDone = 0;
   let next = 0;
   const sourceOf = (index: number) => {
@@ -51,36 +57,48 @@ export async function storeOnGpu(
   const largestRead = pieces.reduce((most, { fileBytes }) => Math.max(most, fileBytes), 0);
   const lane = async () => {
     let staging: GPUBuffer | undefined;
-    const made = new Uint8Array(largest);
+    let periods: GPUBuffer | undefined;
+    const made = sharedBytes(largest);
     const read = sharedBytes(largestRead);
     try {
       for (let piece = pieces[next++]; piece !== undefined; piece = pieces[next++]) {
         signal?.throwIfAborted();
         const raw = read.subarray(0, piece.fileBytes);
         await sourceOf(piece.source).readInto(piece.fileOffset, raw);
+        // Planes are put together in ordinary memory: mapped memory may be uncached, and then takes whole copies only.
+        const target = made.subarray(0, piece.bytes);
+        await planes.make(piece.format, piece.columns, raw, target);
         if (staging === undefined) {
           staging = device.createBuffer({ size: largest, usage: MAP_WRITE | COPY_SRC, mappedAtCreation: true });
         } else {
           await staging.mapAsync(0x2);
         }
-        // Planes are put together in ordinary memory: mapped memory may be uncached, and then takes whole copies only.
-        const planes = made.subarray(0, piece.bytes);
-        toPlanes(piece.format, piece.columns, raw, planes);
-        new Uint8Array(staging.getMappedRange(0, piece.bytes)).set(planes);
+        new Uint8Array(staging.getMappedRange(0, piece.bytes)).set(target);
         staging.unmap();
         const encoder = device.createCommandEncoder();
-        encoder.copyBufferToBuffer(staging, 0, buffers.get(piece.weight.name) as GPUBuffer, piece.offset, piece.bytes);
+        const home = buffers.get(piece.weight.name) as GPUBuffer;
+        if (piece.span > piece.bytes) {
+          periods ??= device.createBuffer({ size: PIECE_BYTES, usage: COPY_SRC | COPY_DST });
+          repeat(encoder, piece, { staging, periods, home });
+        } else {
+          encoder.copyBufferToBuffer(staging, 0, home, piece.offset, piece.bytes);
+        }
         device.queue.submit([encoder.finish()]);
         gpu.check();
-        bytesDone += piece.fileBytes;
+        bytesDone += piece.fileSpan;
         onProgress?.({ bytesDone, bytesTotal });
       }
+    } catch (error) {
+      // The other lanes end with the piece that they are at.
+      next = pieces.length;
+      throw error;
     } finally {
       staging?.destroy();
+      periods?.destroy();
     }
   };
   await Promise.all([
-    ...Array.from({ length: PIECES_AT_ONCE }, lane),
+    ...Array.from({ length: Math.min(planes.piecesAtOnce, pieces.length) }, lane),
     ...[...weights.values()]
       .filter(({ shape }) => shape.length < 2)
       .map(async (weight) => {
@@ -92,14 +110,27 @@ export async function storeOnGpu(
   gpu.check();
 }
 
-/** Where the main side can read into it without a copy between threads. */
+/** One period from `staging` over all that it fills, by way of as many as `periods` holds: no buffer is copied to itself. */
+function repeat(
+  encoder: GPUCommandEncoder,
+  { offset, bytes, span }: Piece,
+  { staging, periods, home }: Readonly<Record<'staging' | 'periods' | 'home', GPUBuffer>>,
+): void {
+  const held = Math.min(Math.floor(periods.size / bytes) * bytes, Math.ceil(span / bytes) * bytes);
+  for (let at = 0; at < held; at += bytes) encoder.copyBufferToBuffer(staging, 0, periods, at, bytes);
+  for (let at = 0; at < span; at += held) {
+    encoder.copyBufferToBuffer(periods, 0, home, offset + at, Math.min(held, span - at));
+  }
+}
+
+/** Where the main side can read into it, and workers make planes in it, without a copy between threads. */
 function sharedBytes(length: number): Uint8Array {
   return new Uint8Array(
     typeof SharedArrayBuffer === 'undefined' ? new ArrayBuffer(length) : new SharedArrayBuffer(length),
   );
 }
 
-function piecesOf(weight: Weight): Piece[] {
+function piecesOf(weight: Weight, sources: PrepareRequest['sources']): Piece[] {
   const { shape, parts } = weight;
   const format = gpuFormat(weight.format);
   if (shape.length < 2 || format === undefined) return [];
@@ -112,18 +143,26 @@ function piecesOf(weight: Weight): Piece[] {
   let placed = 0;
   for (const part of parts) {
     const rows = part.bytes / fileRow;
-    for (let row = 0; row < rows; row += atOnce) {
-      const count = Math.min(atOnce, rows - row);
+    const source = sources[part.source];
+    const period = source && periodOf(source, part.offset, part.bytes);
+    // Rows that repeat all together, so long as one period is a piece: else they are read like any others.
+    const periodRows = (period ?? 0) / fileRow;
+    const repeats = periodRows > 0 && Number.isInteger(periodRows) && periodRows <= PIECE_BYTES / deviceRow;
+    const most = repeats ? rows : atOnce;
+    for (let row = 0; row < rows; row += most) {
+      const filled = Math.min(most, rows - row);
+      const count = repeats ? periodRows : filled;
       pieces.push({
         weight,
         format,
         columns,
-        rows: count,
         source: part.source,
         fileOffset: part.offset + row * fileRow,
         fileBytes: count * fileRow,
+        fileSpan: filled * fileRow,
         offset: (placed + row) * deviceRow,
         bytes: count * deviceRow,
+        span: filled * deviceRow,
       });
     }
     placed += rows;

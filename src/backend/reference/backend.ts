@@ -133,6 +133,10 @@ export class ReferenceExecutable implements Executable {
         const wanted = gather(this.#value(operation.input), step.wanted, this.#graph.widths[operation.input]);
         return linear(wanted, this.#matrix(operation.weight, operation.output));
       }
+      case 'project':
+      case 'gated':
+      case 'rotate':
+        throw new InternalError(`${operation.output}: the reference computes no fused operation (${operation.kind})`);
     }
   }
 

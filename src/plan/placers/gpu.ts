@@ -1,5 +1,6 @@
 /** The GPU: each weight in a buffer of its own, activations in buffers that share memory. */
 
+import { fuse } from '../../backend/gpu/fuse.ts';
 import { layOutGpu } from '../../backend/gpu/layout.ts';
 import type { GpuRow } from '../../backend/gpu/row.ts';
 import { gpuRows } from '../../backend/gpu/rows.ts';
@@ -11,6 +12,7 @@ import { showBytes } from '../show.ts';
 
 export const gpuPlacer: Placer = {
   rows: gpuRows,
+  rewrite: fuse,
   features,
   // The engine's own thread; there is no pool.
   threads: () => 1,

@@ -7,6 +7,7 @@ import type { GpuFormat } from '../formats.ts';
 
 export const mxfp4: GpuFormat = {
   id: 'MXFP4',
+  activations: 'int8',
   planes: [1, 16],
   codes: /* wgsl */ `
 fn codes32(row: u32, b: u32) -> Codes {

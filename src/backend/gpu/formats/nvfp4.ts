@@ -5,6 +5,7 @@ import { nibbleGroups } from './reorder.ts';
 
 export const nvfp4: GpuFormat = {
   id: 'NVFP4',
+  activations: 'int8',
   planes: [4, 32],
   reorder: { 1: nibbleGroups },
   codes: /* wgsl */ `

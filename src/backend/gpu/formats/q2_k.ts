@@ -5,6 +5,7 @@ import { bitPairs } from './reorder.ts';
 
 export const q2_k: GpuFormat = {
   id: 'Q2_K',
+  activations: 'int8',
   planes: [16, 64, 4],
   reorder: { 1: bitPairs },
   codes: /* wgsl */ `

@@ -5,6 +5,7 @@ import { bitPairs, bitPlanes } from './reorder.ts';
 
 export const q3_k: GpuFormat = {
   id: 'Q3_K',
+  activations: 'int8',
   planes: [32, 64, 12, 2],
   reorder: { 0: bitPlanes, 1: bitPairs },
   codes: /* wgsl */ `

@@ -6,6 +6,7 @@ import { nibblePairs } from './reorder.ts';
 
 export const q4_k: GpuFormat = {
   id: 'Q4_K',
+  activations: 'int8',
   planes: [16, 128],
   reorder: { 1: nibblePairs },
   codes: /* wgsl */ `${groupScales}

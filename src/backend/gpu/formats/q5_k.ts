@@ -6,6 +6,7 @@ import { bitPlanes, nibblePairs } from './reorder.ts';
 
 export const q5_k: GpuFormat = {
   id: 'Q5_K',
+  activations: 'int8',
   planes: [16, 32, 128],
   reorder: { 1: bitPlanes, 2: nibblePairs },
   codes: /* wgsl */ `${groupScales}

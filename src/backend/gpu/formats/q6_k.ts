@@ -5,6 +5,7 @@ import { bitPairs, nibbleQuarters } from './reorder.ts';
 
 export const q6_k: GpuFormat = {
   id: 'Q6_K',
+  activations: 'int8',
   planes: [128, 64, 16, 2],
   reorder: { 0: nibbleQuarters, 1: bitPairs },
   codes: /* wgsl */ `

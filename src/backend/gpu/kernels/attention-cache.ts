@@ -12,15 +12,20 @@ import { type Bound, declare, readValue, STEP } from './snippets.ts';
 /** Threads of the kernel that stores. */
 const THREADS = 64;
 
-/** Four elements of a cache as it lies in memory. */
-const fourOf: Readonly<Record<CacheType, string>> = { f32: 'vec4f', f16: 'vec2u' };
+/** Four elements of a cache as kernels read them. */
+const readAs: Readonly<Record<CacheType, string>> = { f32: 'vec4f', f16: 'vec2u' };
+
+/** Four elements of a cache as {@link encodeFour} makes them. */
+export function fourOf(type: CacheType): string {
+  return type === 'f32' ? 'vec4u' : 'vec2u';
+}
 
 /** Binds a layer's keys and values as `keys` and `values` for `keyAt` and `valueAt` of {@link cacheReaders}. */
 export function cacheBindings(layer: number, type: CacheType): readonly Bound[] {
   return (['keys', 'values'] as const).map((part) => [
     { kind: 'cache', layer, part, access: 'read' },
     part,
-    fourOf[type],
+    readAs[type],
   ]);
 }
 
@@ -40,7 +45,7 @@ export function cacheReaders(type: CacheType): string {
  * What is no number, or is more than f16 holds, is kept as NaN, whatever its sign: a key of -infinity would weigh nothing,
  * and so be lost in silence. Decided by bits, because comparisons with NaN may be optimised away.
  */
-const encode: Readonly<Record<CacheType, string>> = {
+const encoders: Readonly<Record<CacheType, string>> = {
   f32: `fn encode(x: vec4f) -> vec4u {
   let bits = bitcast<vec4u>(x);
   return select(bits, vec4u(0x7fc00000u), (bits & vec4u(0x7f800000u)) == vec4u(0x7f800000u));
@@ -56,11 +61,16 @@ const encode: Readonly<Record<CacheType, string>> = {
 }`,
 };
 
+/** WGSL of `fn encode(x: vec4f)`: four elements as the cache keeps them. */
+export function encodeFour(type: CacheType): string {
+  return encoders[type];
+}
+
 /** Writes every row's keys and values to its page; a thread takes four elements. */
 export function storeDispatch(operation: AttentionOperation, builder: Builder): Dispatch {
   const { layer, key, value, kvHeads, headDim, valueDim } = operation;
   const type = builder.cacheType;
-  const target = type === 'f32' ? 'vec4u' : 'vec2u';
+  const target = fourOf(type);
   const { text, bindings } = declare([
     [readValue(key), 'key', 'vec4f'],
     [readValue(value), 'value', 'vec4f'],
@@ -77,7 +87,7 @@ export function storeDispatch(operation: AttentionOperation, builder: Builder): 
     label: `layers.${layer}.attention store`,
     bindings,
     code: `${text}
-${encode[type]}
+${encodeFour(type)}
 
 @compute @workgroup_size(${THREADS})
 fn main(@builtin(global_invocation_id) id: vec3u) {

@@ -11,6 +11,8 @@ import { weightHelpers } from '../wgsl.ts';
 export interface MatrixText {
   /** `fn (row: u32, b: u32) -> array<vec4f, 8>`; `row` counts words. */
   readonly decode: string;
+  /** `fn (row: u32, b: u32) -> Codes`, of formats that have codes. */
+  readonly codes: string;
   readonly rowWords: number;
   readonly columns: number;
   /** Blocks of 32 columns; columns beyond the last are zero. */
@@ -30,9 +32,9 @@ export class KernelText {
     return this;
   }
 
-  /** Binds a vector of f32. */
-  vector(weight: string, name: string): this {
-    this.#parts.push(`@group(0) @binding(${this.bindings.length}) var<storage, read> ${name}: array<f32>;`);
+  /** Binds a vector of f32, as it is or by fours. */
+  vector(weight: string, name: string, type: 'f32' | 'vec4f' = 'f32'): this {
+    this.#parts.push(`@group(0) @binding(${this.bindings.length}) var<storage, read> ${name}: array<${type}>;`);
     this.bindings.push({ kind: 'weight', name: weight });
     return this;
   }
@@ -49,6 +51,7 @@ export class KernelText {
     this.bindings.push({ kind: 'weight', name: weight.name });
     return {
       decode: `decode32_${binding}`,
+      codes: `codes32_${binding}`,
       rowWords: planeWords(format, columns).rowWords,
       columns,
       blocks: Math.ceil(columns / 32),

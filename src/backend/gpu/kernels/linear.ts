@@ -1,49 +1,69 @@
 /** Matrix products: rows for each weight format, for projections and for the head. */
 
-import type { HeadOperation, LinearOperation } from '../../../model/graph.ts';
+import type { HeadOperation, LinearOperation, ValueName } from '../../../model/graph.ts';
 import type { Weight } from '../../../model/weights.ts';
-import type { Mode, Tolerance } from '../../kernel.ts';
+import type { Mode } from '../../kernel.ts';
 import type { Binding, Builder } from '../builder.ts';
 import { acceptsWeight, gpuFormats } from '../formats/index.ts';
 import type { GpuRow } from '../row.ts';
 import { columnsOf, KernelText, rowReader, rowsOf } from './kernel-text.ts';
+import { acceptsEncoding, type Encoding, f32Encoding, int8Encoding } from './lane-product.ts';
 import { emitMatVec } from './matvec.ts';
 import { TILE_ROWS, tileKernel } from './tiles.ts';
 
-export const f32Tolerance: Tolerance = {
-  relativeRms: 1e-6,
-  reason: 'f32 sums in several lanes where the reference has f64 sums',
-};
-
-type Product = 'linear' | 'head';
-
-function productRow(id: string, operation: Product, modes: readonly Mode[], kind: string): GpuRow {
+function productRow(
+  id: string,
+  {
+    name,
+    operation,
+    modes,
+    encoding,
+  }: {
+    readonly name: string;
+    readonly operation: 'linear' | 'head';
+    readonly modes: readonly Mode[];
+    /** Of step rows and of the head. */
+    readonly encoding: Encoding;
+  },
+): GpuRow {
   return {
-    name: `${operation}-${kind}${id.toLowerCase()}`,
+    name: `${name}-${id.toLowerCase()}`,
     device: 'gpu',
     operation,
     modes,
-    tolerance: f32Tolerance,
+    tolerance: encoding.tolerance,
     layout: 'planes',
     accepts(request) {
       const { weight } = request.operation as LinearOperation | HeadOperation;
       const { format, shape } = request.weights[weight] as { format: string; shape: readonly number[] };
       if (format !== id) return `takes ${id}, found ${format}`;
       if (shape.length !== 2) return `needs a matrix, found [${shape.join(', ')}]`;
-      return acceptsWeight(weight, format, shape[1] as number);
+      const answer = acceptsWeight(weight, format, shape[1] as number);
+      return answer === true ? acceptsEncoding(encoding, request.features, [[weight, { format, shape }]]) : answer;
     },
-    emit: (made, builder, mode) => emitProduct(made as LinearOperation | HeadOperation, builder, mode),
+    emit: (made, builder, mode) => emitProduct(made as LinearOperation | HeadOperation, { builder, mode, encoding }),
   };
 }
 
 /** Few logits are wanted even of a long prompt, so the head has one kind of kernel. */
-export const linearRows: readonly GpuRow[] = gpuFormats.flatMap(({ id }) => [
-  productRow(id, 'linear', ['step'], 'step-'),
-  productRow(id, 'linear', ['prompt'], 'prompt-'),
-  productRow(id, 'head', ['prompt', 'step'], ''),
+function headAndStep(id: string, encoding: Encoding): GpuRow[] {
+  const kind = encoding.id === 'f32' ? '' : `-${encoding.id}`;
+  return [
+    productRow(id, { name: `linear-step${kind}`, operation: 'linear', modes: ['step'], encoding }),
+    productRow(id, { name: `head${kind}`, operation: 'head', modes: ['prompt', 'step'], encoding }),
+  ];
+}
+
+export const linearRows: readonly GpuRow[] = gpuFormats.flatMap(({ id, activations }) => [
+  ...(activations === 'int8' ? headAndStep(id, int8Encoding) : []),
+  ...headAndStep(id, f32Encoding),
+  productRow(id, { name: 'linear-prompt', operation: 'linear', modes: ['prompt'], encoding: f32Encoding }),
 ]);
 
-function emitProduct(operation: LinearOperation | HeadOperation, builder: Builder, mode: Mode): void {
+function emitProduct(
+  operation: LinearOperation | HeadOperation,
+  { builder, mode, encoding }: { readonly builder: Builder; readonly mode: Mode; readonly encoding: Encoding },
+): void {
   const { input, output } = operation;
   const head = operation.kind === 'head';
   const weight = builder.weight(operation.weight);
@@ -58,7 +78,7 @@ function emitProduct(operation: LinearOperation | HeadOperation, builder: Builde
     bias: operation.kind === 'linear' ? operation.bias : undefined,
   } as const;
   if (head || mode === 'step') {
-    emitMatVec(builder, mode, { ...product, weights: [{ weight, bias: product.bias }], wanted: head });
+    emitMatVec(builder, mode, { ...product, encoding, weights: [{ weight, bias: product.bias }], wanted: head });
   } else {
     emitTiled(builder, { ...product, input: { kind: 'value', name: input, access: 'read' } });
   }
@@ -70,15 +90,19 @@ export interface TiledProduct {
   /** How rows are read, where they do not follow each other without gaps. */
   readonly reader?: { readonly type: string; readonly code: string };
   readonly output: Exclude<Binding, { kind: 'weight' }>;
-  /** f32 of an output row, of which the weight's rows are the first. */
+  /** f32 of an output row. */
   readonly outputWidth: number;
+  /** Where in an output row they begin; 0 if it is not said. */
+  readonly outputOffset?: number;
   readonly weight: Weight;
   readonly bias?: string;
+  /** A value of the output's width that is added. */
+  readonly add?: ValueName;
 }
 
 /** The product of every row of a prompt run. */
 export function emitTiled(builder: Builder, product: TiledProduct): void {
-  const { label, input, output, outputWidth, weight, bias } = product;
+  const { label, input, output, outputWidth, outputOffset = 0, weight, bias, add } = product;
   const rows = rowsOf(weight);
   const reader = product.reader ?? rowReader(columnsOf(weight));
   const text = new KernelText()
@@ -87,10 +111,14 @@ export function emitTiled(builder: Builder, product: TiledProduct): void {
     .bind({ kind: 'step' }, 'step', 'u32');
   const matrix = text.matrix(weight);
   if (bias !== undefined) text.vector(bias, 'bias');
+  if (add !== undefined) text.bind({ kind: 'value', name: add, access: 'read' }, 'residual', 'f32');
   const height = 64;
   const put = (j: number) => `      {
         let row = first + tx + ${16 * j}u;
-        if (row < ${rows}u) { y[(top + t) * ${outputWidth}u + row] = s${j}${bias === undefined ? '' : ' + bias[row]'}; }
+        if (row < ${rows}u) {
+          let place = (top + t) * ${outputWidth}u + ${outputOffset}u + row;
+          y[place] = s${j}${bias === undefined ? '' : ' + bias[row]'}${add === undefined ? '' : ' + residual[place]'};
+        }
       }`;
   const code = tileKernel({
     text,

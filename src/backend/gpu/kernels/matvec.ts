@@ -1,28 +1,31 @@
 /**
- * Products of a few run rows (T = 1…64, and the head): a workgroup takes a few weight rows, its lanes split the columns by
- * blocks of 32, and the lanes' sums are added as a tree. A row's sums have one order, whatever rows are beside it: the tile
- * of run rows that share a decoded block changes nothing but who computes them.
+ * Products of a few run rows (T = 1…64, and the head), several matrices side by side, with the norm before and the sum
+ * after them: `lane-product.ts` says how. A row's sums have one order, whatever rows are beside it: the tile of run rows
+ * that share a workgroup's weights changes nothing but who computes them.
  */
 
+import type { RowNorm, ValueName } from '../../../model/graph.ts';
 import type { Weight } from '../../../model/weights.ts';
 import type { Mode } from '../../kernel.ts';
 import type { Binding, Builder, Dispatch, RunShape } from '../builder.ts';
-import { columnsOf, KernelText, rowReader, rowsOf, spread, treeSum, unrolled } from './kernel-text.ts';
-
-/** Run rows that a decoded block is multiplied with; the least that holds a run's rows is taken. */
-const TILES = [1, 4, 8] as const;
-
-/** Vectors in workgroup memory: the 16 KiB that every device has. */
-const STAGED = 1024;
-
-/** Threads that share a weight row; part of the order of sums, so it depends on the columns alone. */
-export function lanesOf(blocks: number): number {
-  return blocks % 16 === 0 || blocks > 40 ? 16 : 8;
-}
+import { columnsOf, KernelText, rowReader, rowsOf, spread, unrolled } from './kernel-text.ts';
+import {
+  bindNorm,
+  blocksOf,
+  type Encoding,
+  type Lanes,
+  laneSums,
+  lanesOf,
+  rowsOfTeam,
+  scratchCode,
+  staging,
+} from './lane-product.ts';
 
 export interface MatVec {
   readonly label: string;
-  readonly input: string;
+  readonly encoding: Encoding;
+  readonly input: ValueName;
+  readonly norm?: RowNorm;
   readonly output: Exclude<Binding, { kind: 'weight' }>;
   /** f32 of an output row; the weights' rows stand one after the other in it. */
   readonly outputWidth: number;
@@ -30,16 +33,19 @@ export interface MatVec {
   readonly outputOffset?: number;
   /** Matrices of the same columns. */
   readonly weights: readonly { readonly weight: Weight; readonly bias?: string }[];
+  /** A value of the output's width that is added. */
+  readonly add?: ValueName;
   /** Whether the rows are those whose logits are wanted. */
   readonly wanted: boolean;
 }
 
 /** Emits a dispatch for each size of tile; one of them serves a run. */
 export function emitMatVec(builder: Builder, mode: Mode, product: MatVec): void {
-  for (const [index, tile] of TILES.entries()) {
+  const tiles = tilesFor(product);
+  for (const [index, tile] of tiles.entries()) {
     const { code, bindings, groups } = matVecKernel(builder, product, tile);
-    const least = index === 0 ? 0 : (TILES[index - 1] as number);
-    const most = index === TILES.length - 1 ? Number.POSITIVE_INFINITY : tile;
+    const least = index === 0 ? 0 : (tiles[index - 1] as number);
+    const most = index === tiles.length - 1 ? Number.POSITIVE_INFINITY : tile;
     const [x, y] = spread(groups);
     builder.dispatch(mode, {
       label: product.label,
@@ -53,27 +59,62 @@ export function emitMatVec(builder: Builder, mode: Mode, product: MatVec): void 
   }
 }
 
+/** Of workgroup memory, less what little things take: every device has 16 KiB. */
+const MEMORY_WORDS = 4096 - 320;
+
+interface Shape {
+  readonly lanes: Lanes;
+  /** Weight rows of a team. */
+  readonly rows: number;
+  /** Words of workgroup memory. */
+  readonly words: number;
+}
+
+/**
+ * How the weights of a product are shared out among lanes does not depend on the tile, so that a row's sums do not; how many
+ * weight rows a team has may, since each has sums of its own.
+ */
+function shapeOf({ weights, encoding }: MatVec, tile: number): Shape {
+  const total = weights.reduce((sum, { weight }) => sum + rowsOf(weight), 0);
+  const lanes = lanesOf(blocksOf((weights[0] as { weight: Weight }).weight), total, encoding);
+  const wordsOf = (rows: number) => {
+    const sums = lanes.teams * rows * tile * (lanes.lanes + 1);
+    const segments = lanes.teams * rows * tile * 8;
+    return (
+      segments +
+      (encoding.id === 'f32'
+        ? 32 * (lanes.lanes + 1) + sums
+        : tile * (9 * lanes.lanes + 32) + Math.max(8 * lanes.lanes, sums))
+    );
+  };
+  let rows = rowsOfTeam(total, lanes, encoding);
+  while (rows > 1 && wordsOf(rows) > MEMORY_WORDS) rows /= 2;
+  return { lanes, rows, words: wordsOf(rows) };
+}
+
+/** The sizes of tiles that fit into workgroup memory. */
+function tilesFor(product: MatVec): readonly number[] {
+  return product.encoding.tiles.filter((tile) => tile === 1 || shapeOf(product, tile).words <= MEMORY_WORDS);
+}
+
 function matVecKernel(
   builder: Builder,
-  { input, output, outputWidth, outputOffset = 0, weights, wanted }: MatVec,
+  product: MatVec,
   tile: number,
 ): Pick<Dispatch, 'code' | 'bindings'> & { readonly groups: number } {
+  const { encoding, input, norm, output, outputWidth, outputOffset = 0, weights, add, wanted } = product;
   const columns = columnsOf((weights[0] as { weight: Weight }).weight);
-  const blocks = Math.ceil(columns / 32);
-  const lanes = lanesOf(blocks);
-  const total = weights.reduce((sum, { weight }) => sum + rowsOf(weight), 0);
-  // Small outputs are spread thin, so that every processor of a large GPU has some.
-  const threads = total < 1024 ? 64 : 128;
-  const each = tile === 1 && total >= 8192 ? 2 : 1;
-  const teams = threads / lanes;
-  const groupRows = teams * each;
-  const staged = Math.min(STAGED / 8 / tile, Math.ceil(blocks / 16) * 16);
+  const { lanes, rows: own } = shapeOf(product, tile);
+  const { blocks, threads, rounds, teams } = lanes;
+  const groupRows = teams * own;
 
   const reader = rowReader(columns);
   const text = new KernelText()
     .bind({ kind: 'value', name: input, access: 'read' }, 'x', reader.type)
     .bind(output, 'y', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
+  if (add !== undefined) text.bind({ kind: 'value', name: add, access: 'read' }, 'residual', 'f32');
+  bindNorm(text, norm, columns);
   let firstGroup = 0;
   let firstRow = outputOffset;
   const segments = weights.map(({ weight, bias }) => {
@@ -96,18 +137,34 @@ function matVecKernel(
       })
       .join('');
 
-  const term = (t: number, k: string) => `      {
-        let v = staged[(${8 * t}u + ${k}) * ${staged}u + (s ^ ${k})];
-${unrolled(each, (r) => `        a${r}_${t} = fma(d${r}[${k}], v, a${r}_${t});`)}
-      }`;
-  const runRow = wanted ? `step[${builder.step.wanted}u + first + t]` : 'first + t';
-  const count = wanted ? builder.step.wantedCount : builder.step.rows;
+  const at = builder.step;
+  const count = wanted ? at.wantedCount : at.rows;
+  // Beyond the run's rows the last one is read again, and nobody keeps what comes of it.
+  const inputRow = (t: number) => {
+    const row = `min(first + ${t}u, count - 1u)`;
+    return wanted ? `step[${at.wanted}u + ${row}]` : row;
+  };
+  const staged = staging({ encoding, lanes, columns, tile, row: (t) => `row${t}`, norm });
+  const sums = laneSums(groupRows * tile, lanes);
+  const load = (b: string) =>
+    choose(({ matrix, rows, firstGroup: start }) =>
+      unrolled(
+        own,
+        (r) =>
+          `  w${r} = ${encoding.load(matrix, `min((group - ${start}u) * ${groupRows}u + team * ${own}u + ${r}u, ${rows - 1}u) * ${matrix.rowWords}u`, b)};`,
+      ),
+    );
+  const round = (b: string, index: string) => `${staged.fetch(index)}
+${unrolled(own, (r) => `  var w${r}: ${encoding.weightType};`)}
+${load(b)}
+${staged.stage}
+${unrolled(own, (r) => unrolled(tile, (t) => `  a${r}_${t} += dotBlock(w${r}, x${t});`))}`;
   const body = /* wgsl */ `
 ${reader.code}
-// Input of the tile, and in the end each lane's sums.
-var<workgroup> staged: array<vec4f, ${Math.max(tile * 8 * staged, groupRows * tile * lanes)}>;
-
-fn sumOf(v: vec4f) -> f32 { return (v.x + v.y) + (v.z + v.w); }
+${encoding.helpers}
+${scratchCode(staged, sums)}
+${staged.functions}
+${sums.code}
 
 @compute @workgroup_size(${threads})
 fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
@@ -115,47 +172,35 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   let first = wg.z * ${tile}u;
   let count = step[${count}u];
   if (group >= ${firstGroup}u || first >= count) { return; }
-  let lane = tid % ${lanes}u;
-  let team = tid / ${lanes}u;
-${unrolled(each, (r) => unrolled(tile, (t) => `  var a${r}_${t} = vec4f();`))}
-  for (var chunk = 0u; chunk < ${blocks}u; chunk += ${staged}u) {
-    ${blocks > staged ? 'workgroupBarrier();' : ''}
-    // [tile][8][blocks]: lanes read neighbours; the exclusive or keeps the writes apart, too.
-    for (var i = tid; i < ${tile * 8 * staged}u; i += ${threads}u) {
-      let t = i / ${8 * staged}u;
-      let v = i % ${8 * staged}u;
-      var value = vec4f();
-      if (first + t < count) { value = inputAt(${runRow}, chunk * 8u + v); }
-      staged[(t * 8u + v % 8u) * ${staged}u + ((v / 8u) ^ (v % 8u))] = value;
-    }
-    workgroupBarrier();
-    for (var s = lane; s < ${staged}u; s += ${lanes}u) {
-      ${blocks % staged === 0 ? '' : `if (chunk + s >= ${blocks}u) { break; }`}
-      ${choose(
-        ({ matrix, rows, firstGroup: start }) => `
-${unrolled(each, (r) => `      ${tile === 8 ? 'var' : 'let'} d${r} = ${matrix.decode}(min((group - ${start}u) * ${groupRows}u + team * ${each}u + ${r}u, ${rows - 1}u) * ${matrix.rowWords}u, chunk + s);`)}
+  let lane = tid % ${lanes.lanes}u;
+  let team = tid / ${lanes.lanes}u;
+${unrolled(tile, (t) => `  let row${t} = ${inputRow(t)};`)}
+${unrolled(own, (r) => unrolled(tile, (t) => `  var a${r}_${t} = 0.0;`))}
+${staged.start}
 ${
-  tile === 8
-    ? // Written out, 64 of them are slow to compile; compilers unroll a loop of eight.
-      `for (var k = 0u; k < 8u; k++) {\n${unrolled(tile, (t) => term(t, 'k'))}\n}`
-    : unrolled(tile, (t) => unrolled(8, (k) => term(t, `${k}u`)))
-}`,
-      )}
-    }
+  rounds === 1
+    ? round('lane', '0u')
+    : `  for (var round = 0u; round < ${rounds}u; round++) {
+    let b = min(round * ${lanes.lanes}u + lane, ${blocks - 1}u);
+${round('b', 'round')}
+  }`
+}
+  workgroupBarrier();
+  if (team < ${teams}u) {
+${unrolled(own, (r) => unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}u) * ${tile}u + ${t}u, lane, a${r}_${t});`))}
   }
-  workgroupBarrier();
-${unrolled(each, (r) =>
-  unrolled(tile, (t) => `  staged[((team * ${each}u + ${r}u) * ${tile}u + ${t}u) * ${lanes}u + lane] = a${r}_${t};`),
-)}
-  workgroupBarrier();
+  gather(tid);
   for (var i = tid; i < ${groupRows * tile}u; i += ${threads}u) {
-    let sum = ${treeSum(Array.from({ length: lanes }, (_, lane) => `sumOf(staged[i * ${lanes}u + ${lane}u])`))};
+    let sum = laneSum(i);
     let t = first + i % ${tile}u;
     if (t >= count) { continue; }
     ${choose(
       ({ rows, bias, firstGroup: start, firstRow: offset }) => `
       let row = (group - ${start}u) * ${groupRows}u + i / ${tile}u;
-      if (row < ${rows}u) { y[t * ${outputWidth}u + ${offset}u + row] = sum${bias === undefined ? '' : ` + ${bias}[row]`}; }`,
+      if (row < ${rows}u) {
+        let place = t * ${outputWidth}u + ${offset}u + row;
+        y[place] = sum${bias === undefined ? '' : ` + ${bias}[row]`}${add === undefined ? '' : ' + residual[place]'};
+      }`,
     )}
   }
 }`;

@@ -6,7 +6,7 @@
 import type { Mode } from '../../kernel.ts';
 import { KernelText } from './kernel-text.ts';
 import { buffer, type MoeLayer, sigmoidCode } from './moe-layer.ts';
-import { f32Literal } from './snippets.ts';
+import { blockMax, blockSum, f32Literal, LEAST } from './snippets.ts';
 
 /** A NaN that no compiler can fold away: it is only ever written as bits. */
 const NAN_BITS = '0x7fc00000u';
@@ -22,11 +22,13 @@ export function emitRoute(layer: MoeLayer, mode: Mode): void {
     .bind({ kind: 'step' }, 'step', 'u32');
   if (selectionBias) text.vector(`${prefix}.selectionBias`, 'bias');
   const softmax = gating === 'softmax';
-  const threads = Math.min(256, Math.max(64, Math.ceil(experts / 64) * 64));
+  let threads = 64;
+  while (threads < 256 && threads < experts) threads *= 2;
   const each = (body: string) => `  for (var e = tid; e < ${experts}u; e += ${threads}u) {\n${body}\n  }`;
   const allowed = (e: string) => (groups === undefined ? 'true' : `kept[${e} / ${experts / groups.count}u] != 0u`);
   const code = text.code(/* wgsl */ `
 ${sigmoidCode}
+${softmax ? `${blockMax(threads, LEAST)}\n${blockSum(threads)}` : ''}
 // What the choice compares, and what weights are made of.
 var<workgroup> ranks: array<f32, ${experts}>;
 var<workgroup> scores: array<f32, ${experts}>;
@@ -51,12 +53,12 @@ ${each(`    let logit = logits[t * ${logitsWidth}u + e];
   workgroupBarrier();
 ${
   softmax
-    ? `  var top = ranks[0];
-  for (var e = 1u; e < ${experts}u; e++) { top = max(top, ranks[e]); }
-${each('    scores[e] = exp(ranks[e] - top);')}
-  workgroupBarrier();
-  var sum = 0.0;
-  for (var e = 0u; e < ${experts}u; e++) { sum += scores[e]; }`
+    ? `  var ownTop = ${LEAST};
+${each('    ownTop = max(ownTop, ranks[e]);')}
+  let top = blockMax(tid, ownTop);
+  var ownSum = 0.0;
+${each('    let score = exp(ranks[e] - top);\n    scores[e] = score;\n    ownSum += score;')}
+  let sum = blockSum(tid, ownSum);`
     : '  let sum = 1.0;'
 }
 ${
@@ -70,10 +72,13 @@ ${
 ${groups === undefined ? '' : keepGroups(experts / groups.count, groups, threads)}
 ${each(`    let own = ranks[e];
     var place = 0u;
-    for (var o = 0u; o < ${experts}u; o++) {
-      let other = ranks[o];
-      if ((other > own || (other == own && o < e)) && ${allowed('o')}) { place++; }
-    }
+${scan(
+  experts,
+  (o) => `      {
+        let other = ranks[${o}];
+        place += select(0u, 1u, (other > own || (other == own && ${o} < e)) && ${allowed(o)});
+      }`,
+)}
     if (place < ${used}u && ${allowed('e')}) { picked[place] = e; }`)}
   workgroupBarrier();
   if (tid < ${used}u) {
@@ -101,6 +106,14 @@ ${each(`    let own = ranks[e];
     bindings: text.bindings,
     workgroups: (run) => [run.rows, 1, 1],
   });
+}
+
+/** A loop over all experts, eight at a time: their loads then wait together. */
+function scan(experts: number, body: (o: string) => string): string {
+  const eights = Math.floor(experts / 8) * 8;
+  const rest = Array.from({ length: experts - eights }, (_, i) => body(`${eights + i}u`)).join('\n');
+  const loop = Array.from({ length: 8 }, (_, i) => body(`(base + ${i}u)`)).join('\n');
+  return `${eights === 0 ? '' : `    for (var base = 0u; base < ${eights}u; base += 8u) {\n${loop}\n    }\n`}${rest}`;
 }
 
 /** Groups are ranked by their best or two best members, and kept as experts are picked. */

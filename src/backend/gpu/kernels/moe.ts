@@ -5,16 +5,19 @@
  */
 
 import type { MoeOperation } from '../../../model/graph.ts';
-import type { Mode } from '../../kernel.ts';
+import type { MoeSpec } from '../../../model/spec.ts';
+import type { KernelRequest, Mode, Tolerance, WeightShape } from '../../kernel.ts';
 import type { Builder } from '../builder.ts';
 import { acceptsWeight } from '../formats/index.ts';
 import type { GpuRow } from '../row.ts';
+import { acceptsEncoding, type Encoding, f32Encoding, int8Encoding } from './lane-product.ts';
 import { emitTiled } from './linear.ts';
 import { emitMatVec } from './matvec.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 import { emitPromptExperts } from './moe-prompt.ts';
 import { emitRoute } from './moe-route.ts';
-import { emitStepExperts } from './moe-step.ts';
+import { emitStepExperts, MAX_INNER_BLOCKS } from './moe-step.ts';
+import { emitRowNorm } from './rowwise.ts';
 
 /** What the choice keeps in workgroup memory is two f32 an expert and two words a group, of the 16 KiB that every device has. */
 const MAX_EXPERTS = 1024;
@@ -22,36 +25,86 @@ const MAX_GROUPS = 256;
 /** Partial sums of as many experts are in workgroup memory at once. */
 const MAX_USED = 32;
 
-export const moeRows: readonly GpuRow[] = [
-  {
-    name: 'moe',
+const f32Tolerance: Tolerance = {
+  relativeRms: 2e-6,
+  reason: 'f32 sums in several lanes, twice over, and weights of a few ulp',
+};
+
+/** @param encoding of what goes into the experts; the router sees f32 whatever it is */
+function moeRow(name: string, mode: Mode, encoding: Encoding): GpuRow {
+  return {
+    name,
     device: 'gpu',
     operation: 'moe',
-    modes: ['prompt', 'step'],
-    tolerance: { relativeRms: 2e-6, reason: 'f32 sums in several lanes, twice over, and weights of a few ulp' },
+    modes: [mode],
+    tolerance: encoding.id === 'f32' ? f32Tolerance : encoding.tolerance,
     layout: 'planes',
     accepts(request) {
-      const { moe, prefix } = request.operation as MoeOperation;
-      if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
-      if (moe.experts > MAX_EXPERTS) return `chooses among up to ${MAX_EXPERTS} experts, found ${moe.experts}`;
-      const groups = moe.router.groups?.count ?? 0;
-      if (groups > MAX_GROUPS) return `ranks up to ${MAX_GROUPS} groups of experts, found ${groups}`;
-      if (moe.used > MAX_USED) return `sums up to ${MAX_USED} experts a row, found ${moe.used}`;
-      for (const [name, { format, shape }] of Object.entries(request.weights)) {
-        if (name === `${prefix}.selectionBias`) continue;
-        if (shape.length < 2) return `${name}: needs a matrix, found [${shape.join(', ')}]`;
-        const answer = acceptsWeight(name, format, shape.at(-1) as number);
-        if (answer !== true) return answer;
-      }
-      return true;
+      const answer = acceptsLayer(request);
+      if (answer !== true) return answer;
+      return acceptsEncoding(
+        encoding,
+        request.features,
+        matricesOf(request).filter(([part]) => !part.endsWith('.router')),
+      );
     },
-    emit: (operation, builder, mode) => emitMoe(operation as MoeOperation, builder, mode),
-  },
+    emit: (operation, builder) =>
+      emitMoe(operation as MoeOperation, builder, {
+        mode,
+        experts: (layer) => (mode === 'step' ? emitStepExperts(layer, encoding) : emitPromptExperts(layer)),
+      }),
+  };
+}
+
+/** A layer's matrices by name. */
+function matricesOf({ operation, weights }: KernelRequest): [name: string, weight: WeightShape][] {
+  const { prefix } = operation as MoeOperation;
+  return Object.entries(weights).filter(
+    ([part]) => part.startsWith(`${prefix}.`) && part !== `${prefix}.selectionBias`,
+  );
+}
+
+/** true, or what of a layer no row takes. */
+export function acceptsLayer(request: KernelRequest): true | string {
+  const answer = acceptsMoe((request.operation as MoeOperation).moe);
+  if (answer !== true) return answer;
+  for (const [part, { format, shape }] of matricesOf(request)) {
+    if (shape.length < 2) return `${part}: needs a matrix, found [${shape.join(', ')}]`;
+    const taken = acceptsWeight(part, format, shape.at(-1) as number);
+    if (taken !== true) return taken;
+  }
+  return true;
+}
+
+function acceptsMoe(moe: MoeSpec): true | string {
+  if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
+  if (moe.experts > MAX_EXPERTS) return `chooses among up to ${MAX_EXPERTS} experts, found ${moe.experts}`;
+  const groups = moe.router.groups?.count ?? 0;
+  if (groups > MAX_GROUPS) return `ranks up to ${MAX_GROUPS} groups of experts, found ${groups}`;
+  if (moe.used > MAX_USED) return `sums up to ${MAX_USED} experts a row, found ${moe.used}`;
+  const blocks = moe.used * Math.ceil(moe.inner / 32) + Math.ceil((moe.shared?.inner ?? 0) / 32);
+  if (blocks > MAX_INNER_BLOCKS) {
+    return `takes up to ${MAX_INNER_BLOCKS * 32} inner values a row, found ${blocks * 32}`;
+  }
+  return true;
+}
+
+export const moeRows: readonly GpuRow[] = [
+  moeRow('moe-step-int8', 'step', int8Encoding),
+  moeRow('moe-step', 'step', f32Encoding),
+  moeRow('moe-prompt', 'prompt', f32Encoding),
 ];
 
-function emitMoe(operation: MoeOperation, builder: Builder, mode: Mode): void {
-  const { moe, prefix, output } = operation;
+/** @param how.experts emits what follows the choice of experts */
+export function emitMoe(
+  made: MoeOperation,
+  builder: Builder,
+  { mode, experts }: { readonly mode: Mode; readonly experts: (layer: MoeLayer) => void },
+): void {
+  const { moe, prefix, output } = made;
   const hidden = builder.width(output);
+  // Many kernels of a prompt read the normed rows: they are made once.
+  const operation = mode === 'prompt' ? withoutNorm(made, builder) : made;
   const slot = Math.ceil(moe.inner / 32) * 32;
   const sharedSlot = Math.ceil((moe.shared?.inner ?? 0) / 32) * 32;
   const layer: MoeLayer = {
@@ -73,16 +126,26 @@ function emitMoe(operation: MoeOperation, builder: Builder, mode: Mode): void {
   builder.declareBuffer(layer.inner, builder.rows * layer.innerWidth * 4);
   emitLogits(layer, mode);
   emitRoute(layer, mode);
-  if (mode === 'step') emitStepExperts(layer);
-  else emitPromptExperts(layer);
+  experts(layer);
+}
+
+/** The operation on rows that are normed already, by a dispatch of their own. */
+function withoutNorm(operation: MoeOperation, builder: Builder): MoeOperation {
+  return { ...operation, input: emitRowNorm(builder, 'prompt', operation), norm: undefined };
 }
 
 function emitLogits(layer: MoeLayer, mode: Mode): void {
   const { operation, builder, logits, logitsWidth } = layer;
-  const { moe, prefix, input } = operation;
+  const { moe, prefix, input, norm } = operation;
   const router = builder.weight(`${prefix}.router`);
   const shared = moe.shared?.gated === true ? [builder.weight(`${prefix}.shared.router`)] : [];
-  const common = { label: `${prefix}.router`, output: buffer(logits, 'write'), outputWidth: logitsWidth };
+  const common = {
+    label: `${prefix}.router`,
+    encoding: f32Encoding,
+    norm,
+    output: buffer(logits, 'write'),
+    outputWidth: logitsWidth,
+  };
   if (mode === 'step') {
     const weights = [router, ...shared].map((weight) => ({ weight }));
     emitMatVec(builder, mode, { ...common, input, weights, wanted: false });

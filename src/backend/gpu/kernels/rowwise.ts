@@ -9,6 +9,7 @@ import type {
   NormOperation,
   Operation,
   RopeOperation,
+  RowNorm,
   ValueName,
 } from '../../../model/graph.ts';
 import type { KernelRequest, Mode, Tolerance } from '../../kernel.ts';
@@ -126,6 +127,24 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
 `,
     workgroups: ({ rows }) => [groups, rows, 1],
   };
+}
+
+/**
+ * Emits the norm in front of a fused operation by itself, for modes in which many kernels read the normed rows.
+ * @returns the value that holds them; the operation's own input where there is no norm
+ */
+export function emitRowNorm(
+  builder: Builder,
+  mode: Mode,
+  fused: { readonly layer: number; readonly input: ValueName; readonly output: ValueName; readonly norm?: RowNorm },
+): ValueName {
+  const { layer, input, norm } = fused;
+  if (norm === undefined) return input;
+  const output = `${fused.output}.normed`;
+  const group = builder.width(input);
+  builder.declareValue(output, group);
+  builder.dispatch(mode, normDispatch({ kind: 'norm', layer, input, ...norm, group, output }, builder));
+  return output;
 }
 
 function ropeDispatch({ input, output, headDim, rope, layer }: RopeOperation, builder: Builder): Dispatch {

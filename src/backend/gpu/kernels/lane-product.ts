@@ -1,0 +1,364 @@
+/**
+ * What the products of step rows share. Each of a workgroup's lanes owns a block of 32 columns; the workgroup reads the
+ * input row side by side, norms it and brings it into the form that the weights' format asks for, each lane multiplies its
+ * block with several weight rows, and sums go over the lanes in an order that depends on the number of blocks alone.
+ */
+
+import type { RowNorm } from '../../../model/graph.ts';
+import type { Weight } from '../../../model/weights.ts';
+import type { Tolerance } from '../../kernel.ts';
+import { gpuFormat } from '../formats/index.ts';
+import { INT8_FEATURE, int8Helpers } from '../int8.ts';
+import { columnsOf, type KernelText, type MatrixText, unrolled } from './kernel-text.ts';
+import { blockSum, f32Literal } from './snippets.ts';
+
+/** What the input of a product is turned into. */
+export interface Encoding {
+  readonly id: 'f32' | 'int8';
+  readonly tolerance: Tolerance;
+  /** WGSL types of 32 columns of the input, and of a weight's. */
+  readonly inputType: string;
+  readonly weightType: string;
+  /** Blocks that are in work at once, at the most: what is staged of them shares the 16 KiB that every device has. */
+  readonly mostLanes: number;
+  /** Weight rows of a lane, at the most: registers hold all of them at once where that is worth it. */
+  readonly mostRows: number;
+  /** Run rows that share a workgroup's weights. */
+  readonly tiles: readonly number[];
+  /** WGSL, once a module, after `weightHelpers`; declares `dotBlock(weight, input) -> f32`. */
+  readonly helpers: string;
+  /** WGSL of the 32 columns of block `b` of the row that begins at word `row`. */
+  load(matrix: MatrixText, row: string, b: string): string;
+}
+
+export const f32Encoding: Encoding = {
+  id: 'f32',
+  tolerance: { relativeRms: 1e-6, reason: 'f32 sums in several lanes where the reference has f64 sums' },
+  inputType: 'array<vec4f, 8>',
+  weightType: 'array<vec4f, 8>',
+  mostLanes: 64,
+  mostRows: 2,
+  tiles: [1, 4],
+  helpers: /* wgsl */ `
+fn dotBlock(w: array<vec4f, 8>, x: array<vec4f, 8>) -> f32 {
+  let low = fma(w[3], x[3], fma(w[2], x[2], fma(w[1], x[1], w[0] * x[0])));
+  let high = fma(w[7], x[7], fma(w[6], x[6], fma(w[5], x[5], w[4] * x[4])));
+  let sum = low + high;
+  return (sum.x + sum.y) + (sum.z + sum.w);
+}`,
+  load: ({ decode }, row, b) => `${decode}(${row}, ${b})`,
+};
+
+export const int8Encoding: Encoding = {
+  id: 'int8',
+  tolerance: { relativeRms: 1e-2, reason: 'activations are int8 with one scale for 32 values' },
+  inputType: 'Encoded',
+  weightType: 'Codes',
+  mostLanes: 128,
+  mostRows: 8,
+  tiles: [1, 2, 4],
+  helpers: /* wgsl */ `${int8Helpers}
+fn dotBlock(w: Codes, x: Encoded) -> f32 { return dotCodes(w, x); }`,
+  load: ({ codes }, row, b) => `${codes}(${row}, ${b})`,
+};
+
+/**
+ * true, or why an encoding does not serve a weight. int8 is for formats whose own rounding is far coarser than its own;
+ * those of 32 values a block belong to small models, which feel every rounding.
+ */
+export function acceptsEncoding(
+  encoding: Encoding,
+  features: ReadonlySet<string>,
+  weights: readonly (readonly [name: string, weight: Pick<Weight, 'format' | 'shape'>])[],
+): true | string {
+  if (encoding.id === 'f32') return true;
+  if (!features.has(INT8_FEATURE)) return `needs ${INT8_FEATURE} of WGSL`;
+  for (const [name, { format, shape }] of weights) {
+    if (gpuFormat(format)?.activations !== 'int8') return `${name}: int8 activations do not suit ${format}`;
+    const columns = shape.at(-1) as number;
+    if (columns % 32 !== 0) return `${name}: needs columns in multiples of 32, found ${columns}`;
+  }
+  return true;
+}
+
+/** How the blocks of a row are shared out among the threads of a workgroup. */
+export interface Lanes {
+  /** Blocks of a row. */
+  readonly blocks: number;
+  /** Threads that share a weight row, a block each. */
+  readonly lanes: number;
+  /** How often all lanes take their next block. */
+  readonly rounds: number;
+  /** Groups of lanes, each with weight rows of its own. */
+  readonly teams: number;
+  /** A power of two; those beyond the teams only help to stage. */
+  readonly threads: number;
+}
+
+/** Threads of a workgroup: many share what is staged; few outputs are spread thin instead, over all of a large device. */
+export const tuning = { wide: 256, thin: 64, enough: 160, most: 8 };
+const threadsFor = (outputs: number) => (outputs >= 1024 ? tuning.wide : tuning.thin);
+
+/** @param outputs weight rows of all workgroups */
+export function lanesOf(blocks: number, outputs: number, { mostLanes }: Encoding): Lanes {
+  const rounds = Math.ceil(blocks / mostLanes);
+  const lanes = Math.ceil(blocks / rounds);
+  let threads = threadsFor(outputs);
+  while (threads < lanes) threads *= 2;
+  return { blocks, lanes, rounds, teams: Math.floor(threads / lanes), threads };
+}
+
+/** Workgroups that keep a large device busy; with more the last of them would wait for others to end. */
+const ENOUGH_GROUPS = 160;
+
+/** Weight rows of a team: as many as leave workgroups enough. Their loads are on their way together. */
+export function rowsOfTeam(outputs: number, { teams }: Lanes, { mostRows }: Encoding): number {
+  let rows = Math.min(mostRows, tuning.most);
+  while (rows > 1 && outputs / (teams * rows) < tuning.enough) rows /= 2;
+  return rows;
+}
+
+/** u32 of workgroup memory that staging and sums take in turns, and what each of them takes of it. */
+export interface Sums {
+  /** u32 of `scratch`. */
+  readonly words: number;
+  /** Declares `putPart(output, lane, value)`, `gather(tid)` and `laneSum(output)`. */
+  readonly code: string;
+}
+
+/**
+ * WGSL of sums over lanes in `scratch`: every lane calls `putPart` for each of its team's outputs, every thread
+ * `gather` (it holds barriers), and `laneSum` gives the sum of an output below `outputs` to whoever asks.
+ */
+export function laneSums(outputs: number, { lanes, threads }: Lanes): Sums {
+  // Partial sums that are left of an output before the last round.
+  const segments = lanes >= 24 ? 8 : 1;
+  // An odd distance keeps threads that read different outputs on different banks.
+  const stride = lanes | 1;
+  const per = Math.ceil(lanes / segments);
+  const part = (i: string) => `bitcast<f32>(scratch[${i}])`;
+  const put = `fn putPart(output: u32, lane: u32, value: f32) { scratch[output * ${stride}u + lane] = bitcast<u32>(value); }`;
+  if (segments === 1) {
+    return {
+      words: outputs * stride,
+      code: /* wgsl */ `
+${put}
+fn gather(tid: u32) { workgroupBarrier(); }
+fn laneSum(output: u32) -> f32 {
+  let at = output * ${stride}u;
+  var sum = ${part('at')};
+  for (var k = 1u; k < ${lanes}u; k++) { sum += ${part('at + k')}; }
+  return sum;
+}`,
+    };
+  }
+  return {
+    words: outputs * stride,
+    code: /* wgsl */ `
+var<workgroup> segments: array<f32, ${outputs * segments}>;
+${put}
+fn gather(tid: u32) {
+  workgroupBarrier();
+  for (var i = tid; i < ${outputs * segments}u; i += ${threads}u) {
+    let first = i % ${segments}u;
+    let at = (i / ${segments}u) * ${stride}u + first;
+    var sum = ${part('at')};
+    for (var k = 1u; k < ${per}u; k++) {
+      ${lanes % segments === 0 ? '' : `if (first + k * ${segments}u < ${lanes}u) `}{ sum += ${part(`at + k * ${segments}u`)}; }
+    }
+    segments[i] = sum;
+  }
+  workgroupBarrier();
+}
+fn laneSum(output: u32) -> f32 {
+  let at = output * ${segments}u;
+  return ((segments[at] + segments[at + 1u]) + (segments[at + 2u] + segments[at + 3u])) +
+    ((segments[at + 4u] + segments[at + 5u]) + (segments[at + 6u] + segments[at + 7u]));
+}`,
+  };
+}
+
+/** The input rows of a workgroup on their way to its lanes; statements of one round, in this order. */
+export interface Staging {
+  /** u32 of `scratch`. */
+  readonly words: number;
+  /** Declares workgroup memory and functions; after `inputAt(row, v)`, which gives four columns of a row, or zeros. */
+  readonly functions: string;
+  /** Before the first round, where there is more than one: the factor of each tile row's norm. It holds barriers. */
+  readonly start: string;
+  /** Reads each thread's share of the rows. Reads of weights come next, so that both are on their way together. */
+  fetch(round: string): string;
+  /** Makes `x0` …, the lane's blocks of each tile row. It holds barriers. */
+  readonly stage: string;
+}
+
+/**
+ * @param given.row WGSL of the input row of tile row `t`
+ * @param given.norm whose weight is bound as `normWeight`, an array like the input's
+ */
+export function staging(given: {
+  readonly encoding: Encoding;
+  readonly lanes: Lanes;
+  readonly columns: number;
+  readonly tile: number;
+  readonly row: (t: number) => string;
+  readonly norm?: RowNorm;
+}): Staging {
+  const { encoding, lanes, columns, tile, row, norm } = given;
+  const { blocks, threads, rounds } = lanes;
+  /** Fours of a round, and of each thread. */
+  const fours = 8 * lanes.lanes;
+  const each = Math.ceil(fours / threads);
+  const whole = fours % threads === 0;
+  const share: Share = {
+    lanes,
+    tile,
+    each,
+    all: (body) =>
+      unrolled(each, (i) => {
+        const v = i === 0 ? 'tid' : `(tid + ${i * threads}u)`;
+        return whole || i + 1 < each ? `    ${body(i, v)}` : `    if (${v} < ${fours}u) { ${body(i, v)} }`;
+      }),
+  };
+  const form = encoding.id === 'f32' ? plainForm(share) : int8Form(share);
+  const fetch = (round: string) => {
+    const first = rounds === 1 ? '' : `${round} * ${fours}u + `;
+    const place = (i: number) =>
+      whole ? `${first}tid + ${i * threads}u` : `${first}min(tid + ${i * threads}u, ${fours - 1}u)`;
+    return [
+      unrolled(tile, (t) => unrolled(each, (i) => `  var v${t}_${i} = inputAt(${row(t)}, ${place(i)});`)),
+      ...(norm === undefined ? [] : [unrolled(each, (i) => `  let n${i} = normWeightAt(${place(i)});`)]),
+    ].join('\n');
+  };
+  if (norm === undefined) {
+    return { words: form.words, functions: form.functions, start: '', fetch, stage: form.stage };
+  }
+  const functions = /* wgsl */ `
+${blockSum(threads)}
+fn normWeightAt(v: u32) -> vec4f { return ${normWeightAt(columns, lanes)}; }
+fn normFactor(squares: vec4f, tid: u32) -> f32 {
+  let sum = blockSum(tid, (squares.x + squares.y) + (squares.z + squares.w));
+  return inverseSqrt(sum / ${f32Literal(columns)} + ${f32Literal(norm.epsilon)});
+}`;
+  const factor = (t: number) => `  let norm${t} = normFactor(squares${t}, tid);`;
+  const apply = unrolled(tile, (t) => unrolled(each, (i) => `  v${t}_${i} = v${t}_${i} * norm${t} * n${i};`));
+  /** The same order of sums whether a row takes one round or more: a thread's own fours, from first to last. */
+  const start =
+    rounds === 1
+      ? ''
+      : unrolled(
+          tile,
+          (t) => `  var squares${t} = vec4f();
+  for (var v = tid; v < ${8 * blocks}u; v += ${threads}u) {
+    let x = inputAt(${row(t)}, v);
+    squares${t} = fma(x, x, squares${t});
+  }
+  workgroupBarrier();
+${factor(t)}`,
+        );
+  const own = unrolled(
+    tile,
+    (t) => `  var squares${t} = vec4f();
+${share.all((i) => `squares${t} = fma(v${t}_${i}, v${t}_${i}, squares${t});`)}
+${t === 0 ? '' : '  workgroupBarrier();'}
+${factor(t)}`,
+  );
+  return {
+    words: form.words,
+    functions: `${functions}${form.functions}`,
+    start,
+    fetch,
+    stage: `${rounds === 1 ? `${own}\n` : ''}${apply}\n${form.stage}`,
+  };
+}
+
+function normWeightAt(columns: number, { lanes, rounds }: Lanes): string {
+  if (columns === 32 * lanes * rounds) return 'normWeight[v]';
+  if (columns % 4 === 0) return `normWeight[min(v, ${columns / 4 - 1}u)]`;
+  const one = (c: number) => `normWeight[min(4u * v + ${c}u, ${columns - 1}u)]`;
+  return `vec4f(${[0, 1, 2, 3].map(one).join(', ')})`;
+}
+
+/** What a thread has of a round: the fours `tid`, `tid` + threads …, in `v<t>_<i>`. */
+interface Share {
+  readonly lanes: Lanes;
+  readonly tile: number;
+  readonly each: number;
+  /** Statements for each of a thread's fours that there is: its number among its own, and in the round. */
+  readonly all: (body: (i: number, v: string) => string) => string;
+}
+
+interface Form {
+  readonly words: number;
+  readonly functions: string;
+  readonly stage: string;
+}
+
+/** Vectors in the order of a block's eighths, so that lanes read neighbours; the odd distance spreads what is written. */
+function plainForm({ lanes: { lanes }, tile, all }: Share): Form {
+  const stride = lanes | 1;
+  return {
+    words: 0,
+    functions: `\nvar<workgroup> staged: array<vec4f, ${8 * stride}>;`,
+    stage: unrolled(
+      tile,
+      (t) => `  workgroupBarrier();
+${all((i, v) => `staged[(${v} % 8u) * ${stride}u + ${v} / 8u] = v${t}_${i};`)}
+  workgroupBarrier();
+  let x${t} = array<vec4f, 8>(${Array.from({ length: 8 }, (_, k) => `staged[${k * stride}u + lane]`).join(', ')});`,
+    ),
+  };
+}
+
+/** The largest of each block is found in `scratch`, then everyone rounds its own to bytes. */
+function int8Form({ lanes: { lanes }, tile, all }: Share): Form {
+  const stride = lanes + 4;
+  return {
+    words: 8 * lanes,
+    functions: /* wgsl */ `
+// [tile][8 words of four columns][lanes], and a scale for each lane.
+var<workgroup> words: array<u32, ${tile * 8 * stride}>;
+var<workgroup> scales: array<f32, ${tile * lanes}>;
+fn sizeOfFour(x: vec4f) -> u32 {
+  let size = sizeOf(x);
+  return max(max(size.x, size.y), max(size.z, size.w));
+}
+fn stageBytes(t: u32, v: u32, x: vec4f) {
+  let first = v & ~7u;
+  var most = scratch[first];
+  for (var k = 1u; k < 8u; k++) { most = max(most, scratch[first + k]); }
+  words[(t * 8u + v % 8u) * ${stride}u + v / 8u] = bytesFor(x, inverseFor(most));
+  if (v % 8u == 0u) { scales[t * ${lanes}u + v / 8u] = scaleFor(most); }
+}
+fn stagedBlock(t: u32, lane: u32) -> Encoded {
+  let at = t * ${8 * stride}u + lane;
+  let lo = vec4u(words[at], words[at + ${stride}u], words[at + ${2 * stride}u], words[at + ${3 * stride}u]);
+  let hi = vec4u(words[at + ${4 * stride}u], words[at + ${5 * stride}u], words[at + ${6 * stride}u], words[at + ${7 * stride}u]);
+  return encodedOf(lo, hi, scales[t * ${lanes}u + lane]);
+}`,
+    stage: `${unrolled(
+      tile,
+      (t) => `  workgroupBarrier();
+${all((i, v) => `scratch[${v}] = sizeOfFour(v${t}_${i});`)}
+  workgroupBarrier();
+${all((i, v) => `stageBytes(${t}u, ${v}, v${t}_${i});`)}`,
+    )}
+  workgroupBarrier();
+${unrolled(tile, (t) => `  let x${t} = stagedBlock(${t}u, lane);`)}`,
+  };
+}
+
+/** Binds the weight of a norm as {@link staging} reads it. */
+export function bindNorm(text: KernelText, norm: RowNorm | undefined, columns: number): void {
+  if (norm !== undefined) text.vector(norm.weight, 'normWeight', columns % 4 === 0 ? 'vec4f' : 'f32');
+}
+
+/** Declares the workgroup memory that staging and sums take in turns. */
+export function scratchCode(...users: readonly { readonly words: number }[]): string {
+  return `var<workgroup> scratch: array<u32, ${Math.max(1, ...users.map(({ words }) => words))}>;`;
+}
+
+/** Input blocks of a weight's rows. */
+export function blocksOf(weight: Weight): number {
+  return Math.ceil(columnsOf(weight) / 32);
+}

@@ -1,0 +1,155 @@
+/**
+ * What lies between the projections of a layer and its attention, a workgroup a head of a row: queries and keys are normed
+ * and rotated, and keys and values go to the cache (`attention-cache.ts`).
+ */
+
+import type { RotateOperation } from '../../../model/graph.ts';
+import { PAGE_ROWS } from '../../backend.ts';
+import type { CacheType } from '../../kernel.ts';
+import type { Builder, Dispatch } from '../builder.ts';
+import type { GpuRow } from '../row.ts';
+import { attentionTolerances, headsAccepted } from './attention.ts';
+import { encodeFour, fourOf } from './attention-cache.ts';
+import { type Bound, blockSum, declare, f32Literal, MAX_WORKGROUPS, readValue, STEP, writeValue } from './snippets.ts';
+
+const THREADS = 64;
+
+function rotateDispatch(operation: RotateOperation, builder: Builder): Dispatch {
+  const { layer, input, output, queryNorm, keyNorm, rope, heads, kvHeads, headDim, valueDim } = operation;
+  const type = builder.cacheType;
+  const width = builder.width(input);
+  const queries = heads * headDim;
+  const keys = kvHeads * headDim;
+  const bound: Bound[] = [
+    [readValue(input), 'input', 'f32'],
+    [writeValue(output), 'output', 'vec4f'],
+    [{ kind: 'cache', layer, part: 'keys', access: 'write' }, 'keys', fourOf(type)],
+    [{ kind: 'cache', layer, part: 'values', access: 'write' }, 'values', fourOf(type)],
+    STEP,
+  ];
+  if (rope !== undefined) bound.push([{ kind: 'rope', rope }, 'table', 'f32']);
+  if (queryNorm !== undefined) bound.push([{ kind: 'weight', name: queryNorm.weight }, 'queryNorm', 'f32']);
+  if (keyNorm !== undefined) bound.push([{ kind: 'weight', name: keyNorm.weight }, 'keyNorm', 'f32']);
+  const { text, bindings } = declare(bound);
+  const { rows, positions, pageStarts, pages } = builder.step;
+
+  /** The factor and the weights of a head's norm: over its own elements, or over all heads of its kind. */
+  const normOf = (norm: RotateOperation['queryNorm'], name: string, first: number, ownHead: string) => {
+    if (norm === undefined) return '';
+    const { group, epsilon } = norm;
+    const whole = group > headDim;
+    const from = whole ? `row * ${width}u + ${first}u` : 'start';
+    return `
+    origin = ${from};
+    count = ${group}u;
+    epsilon = ${f32Literal(epsilon)};
+    let ownWeight = ${whole ? `(${ownHead}) * ${headDim}u` : '0u'};
+    for (var d = tid; d < ${headDim}u; d += ${THREADS}u) { weights[d] = ${name}[ownWeight + d]; }`;
+  };
+  const normed = queryNorm !== undefined || keyNorm !== undefined;
+  const both = queryNorm !== undefined && keyNorm !== undefined;
+  const pairs = (rope?.dimensions ?? 0) / 2;
+  const half = rope?.pairing === 'half';
+  // [context][2][pairs]: cosines, then sines.
+  const turned =
+    rope === undefined
+      ? 'return head[d];'
+      : `let x = head[d];
+  if (d >= ${rope.dimensions}u) { return x; }
+  let second = ${half ? `d >= ${pairs}u` : '(d & 1u) == 1u'};
+  let pair = ${half ? `select(d, d - ${pairs}u, second)` : 'd >> 1u'};
+  let partner = head[select(d + ${half ? pairs : 1}u, d - ${half ? pairs : 1}u, second)];
+  let angle = position * ${2 * pairs}u + pair;
+  return fma(x, table[angle], select(-partner, partner, second) * table[angle + ${pairs}u]);`;
+  const place = (head: string, fours: number) =>
+    `((page * ${kvHeads}u + (${head})) * ${PAGE_ROWS}u + position % ${PAGE_ROWS}u) * ${fours}u + four`;
+  const keyFours = headDim / 4;
+  const valueFours = valueDim / 4;
+  return {
+    label: `layers.${layer}.attention rotate and store`,
+    bindings,
+    code: `${text}
+${encodeFour(type)}
+${normed ? blockSum(THREADS) : ''}
+var<workgroup> head: array<f32, ${headDim}>;
+${normed ? `var<workgroup> weights: array<f32, ${headDim}>;` : ''}
+
+fn turned(d: u32, position: u32) -> f32 {
+  ${turned}
+}
+
+@compute @workgroup_size(${THREADS})
+fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) tid: u32) {
+  let row = workgroup.y;
+  if (row >= step[${rows}]) { return; }
+  // Query heads, then key heads, then value heads.
+  let slot = workgroup.x;
+  let position = step[${positions}u + row];
+  let page = step[${pages}u + step[${pageStarts}u + row] + position / ${PAGE_ROWS}u];
+  if (slot >= ${heads + kvHeads}u) {
+    let own = slot - ${heads + kvHeads}u;
+    let start = row * ${width}u + ${queries + keys}u + own * ${valueDim}u;
+    for (var four = tid; four < ${valueFours}u; four += ${THREADS}u) {
+      let i = start + 4u * four;
+      values[${place('own', valueFours)}] = encode(vec4f(input[i], input[i + 1u], input[i + 2u], input[i + 3u]));
+    }
+    return;
+  }
+  let start = row * ${width}u + slot * ${headDim}u;
+${
+  normed
+    ? `  var origin = start;
+  var count = 0u;
+  var epsilon = 0f;
+  if (slot < ${heads}u) {${normOf(queryNorm, 'queryNorm', 0, 'slot')}
+  } else {${normOf(keyNorm, 'keyNorm', queries, `slot - ${heads}u`)}
+  }
+  var squares = 0f;
+  for (var i = tid; i < count; i += ${THREADS}u) {
+    let x = input[origin + i];
+    squares = fma(x, x, squares);
+  }
+  let sum = blockSum(tid, squares);
+  let factor = inverseSqrt(sum / f32(max(count, 1u)) + epsilon);`
+    : ''
+}
+  for (var d = tid; d < ${headDim}u; d += ${THREADS}u) {
+    let x = input[start + d];
+    head[d] = ${normed ? (both ? 'x * factor * weights[d]' : 'select(x, x * factor * weights[d], count > 0u)') : 'x'};
+  }
+  workgroupBarrier();
+  for (var four = tid; four < ${keyFours}u; four += ${THREADS}u) {
+    let d = 4u * four;
+    let made = vec4f(turned(d, position), turned(d + 1u, position), turned(d + 2u, position), turned(d + 3u, position));
+    if (slot < ${heads}u) {
+      output[(row * ${heads}u + slot) * ${keyFours}u + four] = made;
+    } else {
+      keys[${place(`slot - ${heads}u`, keyFours)}] = encode(made);
+    }
+  }
+}
+`,
+    workgroups: ({ rows: count }) => [heads + 2 * kvHeads, count, 1],
+  };
+}
+
+/** A row for each kind of cache. */
+export const rotateRows: readonly GpuRow[] = (['f16', 'f32'] as const).map(
+  (cache: CacheType): GpuRow => ({
+    name: `rotate-${cache}`,
+    device: 'gpu',
+    operation: 'rotate',
+    modes: ['prompt', 'step'],
+    tolerance: attentionTolerances[cache],
+    accepts(request) {
+      if (request.cache !== cache) return `keeps a cache of ${cache}, found ${request.cache}`;
+      if (request.rows > MAX_WORKGROUPS) return `takes up to ${MAX_WORKGROUPS} rows a run, found ${request.rows}`;
+      return headsAccepted(request.operation as RotateOperation);
+    },
+    emit(made, builder, mode) {
+      const operation = made as RotateOperation;
+      builder.declareValue(operation.output, builder.width(operation.output));
+      builder.dispatch(mode, rotateDispatch(operation, builder));
+    },
+  }),
+);

@@ -1,0 +1,48 @@
+/** What the engine's worker knows of the model's files, as the main side sent it. */
+
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { fakePlan } from '../../test/support/fake-model.ts';
+import type { ByteSource } from '../format/source.ts';
+import { memorySource } from '../format/source.ts';
+import type { PlatformWorker } from '../platform/platform.ts';
+import { EngineClient } from './engine-client.ts';
+import { PortSources } from './port-source.ts';
+import type { PrepareCommand } from './protocol.ts';
+
+test('what a source says of itself is known in the worker: its name, its size and where it repeats', async () => {
+  const repeating: ByteSource = {
+    ...memorySource(new Uint8Array(100), 'made'),
+    repeats: [{ offset: 20, bytes: 64, period: 16 }],
+  };
+  const posted: unknown[] = [];
+  let answer: (message: unknown) => void = () => {};
+  const worker: PlatformWorker = {
+    postMessage(message) {
+      posted.push(structuredClone(message));
+      answer({ type: 'ready', bytes: 0 });
+    },
+    onMessage: (handler) => {
+      answer = handler;
+    },
+    onError() {},
+    async terminate() {},
+    ref() {},
+    unref() {},
+  };
+  await EngineClient.start({
+    ...fakePlan(),
+    booted: { worker },
+    weights: new Map(),
+    sources: [repeating, memorySource(new Uint8Array(7), 'plain')],
+  });
+  const { sources } = posted[0] as PrepareCommand;
+  const seen = sources.map((facts, index) => new PortSources(() => {}).source(index, facts));
+  assert.deepEqual(
+    seen.map(({ name, size, repeats }) => ({ name, size, repeats })),
+    [
+      { name: 'made', size: 100, repeats: repeating.repeats },
+      { name: 'plain', size: 7, repeats: undefined },
+    ],
+  );
+});
