@@ -96,8 +96,7 @@ export interface Lanes {
 }
 
 /** Threads of a workgroup: many share what is staged; few outputs are spread thin instead, over all of a large device. */
-export const tuning = { wide: 256, thin: 64, enough: 160, most: 8 };
-const threadsFor = (outputs: number) => (outputs >= 1024 ? tuning.wide : tuning.thin);
+const threadsFor = (outputs: number) => (outputs >= 1024 ? 256 : 64);
 
 /** @param outputs weight rows of all workgroups */
 export function lanesOf(blocks: number, outputs: number, { mostLanes }: Encoding): Lanes {
@@ -113,8 +112,8 @@ const ENOUGH_GROUPS = 160;
 
 /** Weight rows of a team: as many as leave workgroups enough. Their loads are on their way together. */
 export function rowsOfTeam(outputs: number, { teams }: Lanes, { mostRows }: Encoding): number {
-  let rows = Math.min(mostRows, tuning.most);
-  while (rows > 1 && outputs / (teams * rows) < tuning.enough) rows /= 2;
+  let rows = mostRows;
+  while (rows > 1 && outputs / (teams * rows) < ENOUGH_GROUPS) rows /= 2;
   return rows;
 }
 
