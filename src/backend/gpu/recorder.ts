@@ -165,13 +165,7 @@ export class Recorder {
     { run, count }: { readonly run: RunShape; readonly count: number },
   ): void {
     const pass = encoder.beginComputePass();
-    for (const { pipeline, group, workgroups } of this.#recorded[mode].slice(0, count)) {
-      const [x, y, z] = workgroups(run);
-      if (x === 0 || y === 0 || z === 0) continue;
-      pass.setPipeline(pipeline);
-      pass.setBindGroup(0, group);
-      pass.dispatchWorkgroups(x, y, z);
-    }
+    this.#fill(pass, this.#recorded[mode].slice(0, count), run);
     pass.end();
   }
 
