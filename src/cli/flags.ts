@@ -13,7 +13,7 @@ export const flags = {
   synthetic: {
     kind: 'text',
     value: 'SHAPE',
-    about: `random weights, no file: ${Object.keys(shapes).join(', ')}`,
+    about: `random weights, no file: ${Object.keys(shapes)[0]} …; a wrong name lists all`,
   },
   prompt: { short: 'p', kind: 'text', value: 'TEXT', about: 'what to say to the model; without it: a chat' },
   file: { short: 'f', kind: 'text', value: 'FILE', about: 'read the prompt from a file; - is standard input' },
