@@ -3,10 +3,13 @@
 import { InternalError } from '../errors.ts';
 import type { Graph } from '../model/graph.ts';
 import type { Plan } from '../plan/plan.ts';
-import { PAGE_ROWS, type Step } from './backend.ts';
+import { drawnIn, PAGE_ROWS, type Step } from './backend.ts';
 
-/** @throws InternalError `internal` for a row that the plan has no place for. */
-export function checkStep(step: Step, plan: Plan, vocabulary: number): void {
+/**
+ * @param slots of which a token may be the one drawn last
+ * @throws InternalError `internal` for a row that the plan has no place for.
+ */
+export function checkStep(step: Step, plan: Plan, vocabulary: number, slots = 0): void {
   const { mode, tokens, positions, sequences, pageTables, wanted } = step;
   const rows = tokens.length;
   if (rows === 0 || rows > plan.maxRows[mode]) {
@@ -25,7 +28,7 @@ export function checkStep(step: Step, plan: Plan, vocabulary: number): void {
   for (let row = 0; row < rows; row++) {
     const token = tokens[row] as number;
     const position = positions[row] as number;
-    if (token < 0 || token >= vocabulary)
+    if (token < drawnIn(slots - 1) || token >= vocabulary)
       throw new InternalError(`token ${token} is outside the vocabulary of ${vocabulary}`);
     const table = pageTables[sequences[row] as number];
     if (table === undefined || position < 0 || position >= table.length * PAGE_ROWS || position >= plan.context) {

@@ -1,14 +1,15 @@
-/** The GPU as a device: WGSL kernels through WebGPU. What a step needs stays on the device; only logits come back. */
+/** The GPU as a device: WGSL kernels through WebGPU. What a step needs stays on the device; tokens or logits come back. */
 
 import { DeviceLostError, DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
-import { ropeAngles, ropeTable } from '../../model/rope.ts';
 import { platform } from '../../platform/index.ts';
 import type { Platform } from '../../platform/platform.ts';
 import type { Backend, DeviceBandwidth, Executable, PrepareRequest, RunProfile, Step } from '../backend.ts';
 import { checkStep, incomingRows } from '../check-step.ts';
 import { measureGpuBandwidth } from './bandwidth.ts';
-import type { Binding, RunShape } from './builder.ts';
+import type { RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
+import { DeviceBuffers, type SamplingBuffers } from './device-buffers.ts';
+import { GpuDrawer } from './drawer.ts';
 import { fuse } from './fuse.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
 import { planeMaker } from './plane-pool.ts';
@@ -17,12 +18,10 @@ import { Recorder } from './recorder.ts';
 import type { GpuRow } from './row.ts';
 import { gpuRows } from './rows.ts';
 import { writeStep } from './step-buffer.ts';
-import { readVector, storeOnGpu } from './store.ts';
+import { storeOnGpu } from './store.ts';
 
 const MAP_READ = 0x1;
-const COPY_SRC = 0x4;
 const COPY_DST = 0x8;
-const STORAGE = 0x80;
 
 /** @param options.gpu a device that is open already and stays its owner's to close; else `prepare` opens one */
 export function gpuBackend(options: { readonly gpu?: Gpu } = {}): Backend {
@@ -71,129 +70,6 @@ function programFor({ plan, spec, graph: unfused, weights }: PrepareRequest): Gp
   });
 }
 
-interface CacheBuffers {
-  readonly keys: GPUBuffer;
-  readonly values: GPUBuffer;
-}
-
-/** Every buffer of a program on the device. */
-class DeviceBuffers {
-  readonly weights = new Map<string, GPUBuffer>();
-  readonly bytes: number;
-  readonly step: GPUBuffer;
-  readonly #slots: readonly GPUBuffer[];
-  readonly #slotOf: ReadonlyMap<string, number>;
-  readonly #cache: readonly (CacheBuffers | undefined)[];
-  readonly #ropes: ReadonlyMap<string, GPUBuffer>;
-  readonly #all: readonly GPUBuffer[];
-
-  private constructor(made: {
-    readonly weights: ReadonlyMap<string, GPUBuffer>;
-    readonly step: GPUBuffer;
-    readonly slots: readonly GPUBuffer[];
-    readonly slotOf: ReadonlyMap<string, number>;
-    readonly cache: readonly (CacheBuffers | undefined)[];
-    readonly ropes: ReadonlyMap<string, GPUBuffer>;
-  }) {
-    for (const [name, buffer] of made.weights) this.weights.set(name, buffer);
-    this.step = made.step;
-    this.#slots = made.slots;
-    this.#slotOf = made.slotOf;
-    this.#cache = made.cache;
-    this.#ropes = made.ropes;
-    this.#all = [
-      ...made.weights.values(),
-      made.step,
-      ...made.slots,
-      ...made.cache.flatMap((layer) => (layer === undefined ? [] : [layer.keys, layer.values])),
-      ...made.ropes.values(),
-    ];
-    this.bytes = this.#all.reduce((sum, { size }) => sum + size, 0);
-  }
-
-  static async make(gpu: Gpu, request: PrepareRequest, program: GpuProgram): Promise<DeviceBuffers> {
-    const { device } = gpu;
-    const buffer = (label: string, size: number) =>
-      device.createBuffer({ label, size: Math.ceil(size / 16) * 16, usage: STORAGE | COPY_DST | COPY_SRC });
-    const ropes = await ropeBuffers(request, program, buffer, device);
-    return gpu.guarded(
-      () =>
-        new DeviceBuffers({
-          weights: new Map([...program.weightBytes].map(([name, bytes]) => [name, buffer(name, bytes)])),
-          step: buffer('step', program.step.words * 4),
-          slots: program.slots.map((bytes, index) => buffer(`activations ${index}`, bytes)),
-          slotOf: program.slotOf,
-          cache: program.cache.map(
-            (bytes, layer) =>
-              bytes && {
-                keys: buffer(`keys of layer ${layer}`, bytes.keys),
-                values: buffer(`values of layer ${layer}`, bytes.values),
-              },
-          ),
-          ropes,
-        }),
-    );
-  }
-
-  destroy(): void {
-    for (const buffer of this.#all) buffer.destroy();
-  }
-
-  named(name: string): GPUBuffer | undefined {
-    const slot = this.#slotOf.get(name);
-    return slot === undefined ? undefined : this.#slots[slot];
-  }
-
-  of(binding: Binding): GPUBuffer {
-    const found = this.#find(binding);
-    if (found === undefined) throw new InternalError(`no buffer was made for the binding ${JSON.stringify(binding)}`);
-    return found;
-  }
-
-  #find(binding: Binding): GPUBuffer | undefined {
-    switch (binding.kind) {
-      case 'value':
-      case 'buffer':
-        return this.named(binding.name);
-      case 'weight':
-        return this.weights.get(binding.name);
-      case 'cache':
-        return this.#cache[binding.layer]?.[binding.part];
-      case 'rope':
-        return this.#ropes.get(JSON.stringify(binding.rope));
-      case 'step':
-        return this.step;
-    }
-  }
-}
-
-/** Cosines and sines of every position of the context, for each kind of rotation that a dispatch binds. */
-async function ropeBuffers(
-  { plan, weights, sources }: PrepareRequest,
-  program: GpuProgram,
-  buffer: (label: string, size: number) => GPUBuffer,
-  device: GPUDevice,
-): Promise<Map<string, GPUBuffer>> {
-  const factors = weights.get('ropeFactors');
-  const made = new Map<string, GPUBuffer>();
-  for (const rope of program.ropes) {
-    const own =
-      rope.scaling.kind === 'factors' && factors !== undefined
-        ? await readVector(factors, (index) => sources[index] as PrepareRequest['sources'][number])
-        : undefined;
-    const table = ropeTable(rope, own);
-    const pairs = rope.dimensions / 2;
-    const angles = new Float32Array(plan.context * pairs * 2);
-    for (let position = 0; position < plan.context; position++) {
-      ropeAngles(table, position, { cos: angles, sin: angles.subarray(pairs), offset: position * pairs * 2 });
-    }
-    const target = buffer('rope', angles.byteLength);
-    device.queue.writeBuffer(target, 0, angles);
-    made.set(JSON.stringify(rope), target);
-  }
-  return made;
-}
-
 function allFinite(values: Float32Array): boolean {
   let nothing = 0;
   // x - x is 0 for finite values and NaN for all others.
@@ -203,6 +79,8 @@ function allFinite(values: Float32Array): boolean {
 
 export class GpuExecutable implements Executable {
   readonly bytes: number;
+  /** Where the device has the whole model. */
+  readonly drawer: GpuDrawer | undefined;
   readonly #request: PrepareRequest;
   readonly #gpu: Gpu;
   readonly #program: GpuProgram;
@@ -235,15 +113,27 @@ export class GpuExecutable implements Executable {
     this.#release = made.release;
     this.#words = new Uint32Array(made.program.step.words);
     this.bytes = made.buffers.bytes;
+    const { sampling } = made.program;
+    if (sampling !== undefined) {
+      this.drawer = new GpuDrawer({
+        gpu: made.gpu,
+        layout: sampling,
+        buffers: made.buffers.sampling as SamplingBuffers,
+        encode: (step, draws) => this.#encode(step, draws).encoder,
+      });
+    }
   }
 
-  /** Checks a step and puts it where the next submission reads it. */
-  #begin(step: Step): { readonly shape: RunShape } {
+  /**
+   * Checks a step and puts it where the next submission reads it.
+   * @param slots of which a token may be the one drawn last
+   */
+  #begin(step: Step, slots = 0): { readonly shape: RunShape } {
     if (this.#disposed) throw new DisposedError('the GPU backend');
     const { plan, spec, graph } = this.#request;
     const { queue } = this.#gpu.device;
     this.#gpu.check();
-    checkStep(step, plan, spec.vocabulary);
+    checkStep(step, plan, spec.vocabulary, slots);
     const incoming = incomingRows(graph, step);
     const used = writeStep(step, this.#program.step, this.#words);
     queue.writeBuffer(this.#buffers.step, 0, this.#words, 0, used);
@@ -254,11 +144,20 @@ export class GpuExecutable implements Executable {
     return { shape: { rows: step.tokens.length, wanted: step.wanted.length, visible } };
   }
 
+  /** A checked step as commands that are not submitted yet. @param draws which rows' tokens are drawn; absent: none */
+  #encode(
+    step: Step,
+    draws?: Pick<RunShape, 'drawn' | 'adjusts'>,
+  ): { readonly encoder: GPUCommandEncoder; readonly shape: RunShape } {
+    const { shape } = this.#begin(step, draws && this.drawer?.slots);
+    const encoder = this.#gpu.device.createCommandEncoder();
+    this.#recorder.record(encoder, step.mode, { ...shape, ...draws });
+    return { encoder, shape };
+  }
+
   async run(step: Step): Promise<Float32Array> {
     const { outgoing, logits, widths } = this.#request.graph;
-    const { shape } = this.#begin(step);
-    const encoder = this.#gpu.device.createCommandEncoder();
-    this.#recorder.record(encoder, step.mode, shape);
+    const { encoder, shape } = this.#encode(step);
     const [name, rows] = outgoing === undefined ? [logits, shape.wanted] : [outgoing, shape.rows];
     const given = await this.#read(encoder, name, rows * (widths[name] as number));
     if (!allFinite(given)) throw await this.#notFinite(step);
@@ -306,10 +205,7 @@ export class GpuExecutable implements Executable {
     await queue.onSubmittedWorkDone();
     const start = performance.now();
     for (let i = 0; i < count; i++) {
-      const { shape } = this.#begin(step);
-      const encoder = this.#gpu.device.createCommandEncoder();
-      this.#recorder.record(encoder, step.mode, shape);
-      queue.submit([encoder.finish()]);
+      queue.submit([this.#encode(step).encoder.finish()]);
     }
     const encodeMs = performance.now() - start;
     await queue.onSubmittedWorkDone();
@@ -391,6 +287,7 @@ export class GpuExecutable implements Executable {
   async dispose(): Promise<void> {
     if (this.#disposed) return;
     this.#disposed = true;
+    this.drawer?.dispose();
     this.#readback?.destroy();
     this.#release();
   }

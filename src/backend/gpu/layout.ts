@@ -9,7 +9,9 @@ import type { CacheType, Mode } from '../kernel.ts';
 import { type Binding, Builder, type Dispatch } from './builder.ts';
 import { gpuFormat } from './formats/index.ts';
 import { planeWords } from './formats.ts';
+import { emitSample } from './kernels/sample.ts';
 import type { GpuRow } from './row.ts';
+import type { SamplingLayout } from './sampling-buffer.ts';
 import type { StepLayout } from './step-buffer.ts';
 
 export interface GpuLayoutOptions {
@@ -33,6 +35,8 @@ export interface GpuProgram {
   readonly slots: readonly number[];
   readonly slotOf: ReadonlyMap<string, number>;
   readonly step: StepLayout;
+  /** Where tokens are drawn. */
+  readonly sampling?: SamplingLayout;
   readonly weightBytes: ReadonlyMap<string, number>;
   /** Each kind of rotation that a dispatch binds. */
   readonly ropes: readonly RopeSpec[];
@@ -56,6 +60,7 @@ export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
     graph.operations.forEach((operation, index) => {
       (options.rows[mode][index] as GpuRow).emit(operation, builder, mode);
     });
+    if (builder.draws) emitSample(builder, mode, graph.logits);
   }
   const { slots, slotOf } = shareSlots(builder, graph.logits);
   const element = cacheType === 'f16' ? 2 : 4;
@@ -66,6 +71,7 @@ export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
     slots,
     slotOf,
     step: builder.step,
+    sampling: builder.draws ? builder.sampling : undefined,
     ropes: ropesOf([...builder.dispatches.prompt, ...builder.dispatches.step]),
     weightBytes: new Map([...weights].map(([name, weight]) => [name, deviceBytes(weight)])),
     cache: spec.layers.map(({ attention: { kvHeads, headDim, valueDim } }, layer) =>
