@@ -23,8 +23,9 @@ import {
   type ReadReply,
   type Timing,
 } from './protocol.ts';
+import { Request } from './request.ts';
 import { Sampler, SamplerWorkspace } from './sampler.ts';
-import { Request, Scheduler } from './scheduler.ts';
+import { Scheduler } from './scheduler.ts';
 
 /** `tokens` messages that may be on their way before the loop gathers tokens instead of posting each. */
 const MESSAGES_AHEAD = 4;
@@ -193,7 +194,7 @@ class EngineLoop {
   async run(): Promise<void> {
     for (;;) {
       for (const command of await this.#mail.take(!this.#scheduler.busy)) {
-        if (command.type === 'dispose') return;
+        if (command.type === 'dispose') return this.#scheduler.settle();
         await this.#obey(command);
       }
       if (!this.#scheduler.busy) continue;
@@ -227,9 +228,11 @@ class EngineLoop {
         this.#timelines.delete(command.session);
         break;
       case 'logits':
+        await this.#scheduler.settle();
         await this.#logits(command.request, command.tokens);
         break;
       case 'profile':
+        await this.#scheduler.settle();
         await this.#profile(command);
         break;
     }
@@ -244,10 +247,9 @@ class EngineLoop {
     timeline.rewind(keep);
     const sampler = new Sampler(settings, this.#workspace);
     sampler.observePrompt(prompt);
-    const rows = prompt.subarray(timeline.length);
     try {
       this.#scheduler.add(
-        new Request({ id, timeline, prompt: rows, sampler, maxTokens, endTokens: new Set(endTokens) }),
+        new Request({ id, timeline, prompt, settings, sampler, maxTokens, endTokens: new Set(endTokens) }),
       );
     } catch (error) {
       this.#post({ type: 'failed', request: id, error: recordError(error), ...outcome(timeline) });

@@ -5,8 +5,9 @@ import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import type { SamplerSettings } from '../backend/sampling.ts';
 import { NonFiniteError, OutOfMemoryError } from '../errors.ts';
 import { PagePool, Timeline } from './kv-cache.ts';
+import { Request } from './request.ts';
 import { Sampler } from './sampler.ts';
-import { Request, Scheduler } from './scheduler.ts';
+import { Scheduler } from './scheduler.ts';
 
 const VOCABULARY = 61;
 const sampling: SamplerSettings = {
@@ -55,12 +56,14 @@ class Bench {
     more: { readonly maxTokens?: number; readonly end?: readonly number[]; readonly timeline?: Timeline } = {},
   ): Request {
     const timeline = more.timeline ?? new Timeline(this.pool, this.#context);
-    const sampler = new Sampler({ ...sampling, seed: id });
+    const settings = { ...sampling, seed: id };
+    const sampler = new Sampler(settings);
     sampler.observePrompt(prompt);
     const request = new Request({
       id,
       timeline,
       prompt: Int32Array.from(prompt),
+      settings,
       sampler,
       maxTokens: more.maxTokens ?? 40,
       endTokens: new Set(more.end ?? []),
