@@ -7,8 +7,8 @@ import {
   alone,
   type BenchOptions,
   drawingBench,
+  hostBench,
   promptOf,
-  SchedulerBench,
 } from '../../test/support/scheduler-bench.ts';
 import { uniform } from '../backend/random.ts';
 import { DeviceLostError, NonFiniteError, OutOfMemoryError } from '../errors.ts';
@@ -180,7 +180,7 @@ suite('faults', () => {
   test('logits that are not finite fail their request alone, with what the host says of them', async () => {
     const reference = await alone(1, promptOf(1, 10));
     const ends: unknown[] = [];
-    for (const make of [(options: BenchOptions) => new SchedulerBench(options), drawingBench]) {
+    for (const make of [hostBench, drawingBench]) {
       for (const place of [0, 1, 7]) {
         // The row that the token at `place` is drawn from.
         const token = place === 0 ? promptOf(1, 10)[9] : reference[place - 1];

@@ -1,11 +1,11 @@
-/** A scheduler over an executable without weights, with pages and a clock of its own; keeps what becomes of requests. */
+/** A scheduler with pages and a clock of its own, over an executable without weights or another; keeps what becomes of requests. */
 
 import { MAX_STEP_ROWS } from '../../src/backend/kernel.ts';
 import type { SamplerSettings } from '../../src/backend/sampling.ts';
 import { PagePool, Timeline } from '../../src/engine/kv-cache.ts';
 import { Request } from '../../src/engine/request.ts';
 import { Sampler } from '../../src/engine/sampler.ts';
-import { Scheduler } from '../../src/engine/scheduler.ts';
+import { Scheduler, type SchedulerOptions } from '../../src/engine/scheduler.ts';
 import { DrawingExecutable, type DrawingOptions, FakeExecutable } from './fake-executable.ts';
 
 export const VOCABULARY = 61;
@@ -36,26 +36,28 @@ export interface AddOptions {
   readonly sampling?: Partial<SamplerSettings>;
 }
 
-export class SchedulerBench<Fake extends FakeExecutable = FakeExecutable> {
-  readonly executable: Fake;
+/** @param Runs what runs the steps */
+export class SchedulerBench<Runs extends SchedulerOptions['executable']> {
+  readonly executable: Runs;
   readonly pool: PagePool;
   readonly tokens = new Map<number, number[]>();
   readonly ends = new Map<number, unknown>();
   readonly scheduler: Scheduler;
   readonly #context: number;
 
-  constructor(options: BenchOptions = {}, Made: new (options: DrawingOptions) => Fake = FakeExecutable as never) {
-    const { context = 512, promptRows = 32, pages = 200, ...rest } = options;
-    this.executable = new Made({ pages, vocabulary: VOCABULARY, ...rest });
+  constructor(
+    executable: Runs,
+    options: Pick<SchedulerOptions, 'context' | 'promptRows' | 'vocabulary'> & { readonly pages: number },
+  ) {
+    const { pages, ...rest } = options;
+    this.executable = executable;
     this.pool = new PagePool(pages);
-    this.#context = context;
+    this.#context = options.context;
     let clock = 0;
     this.scheduler = new Scheduler({
-      executable: this.executable,
-      context,
-      promptRows,
+      ...rest,
+      executable,
       stepRows: MAX_STEP_ROWS,
-      vocabulary: VOCABULARY,
       now: () => ++clock,
       onToken: (request, token) => {
         const before = this.tokens.get(request.id);
@@ -102,9 +104,23 @@ export class SchedulerBench<Fake extends FakeExecutable = FakeExecutable> {
   }
 }
 
+function withDefaults({ context = 512, promptRows = 32, pages = 200, ...fake }: BenchOptions) {
+  return {
+    own: { context, promptRows, pages, vocabulary: VOCABULARY },
+    fake: { pages, vocabulary: VOCABULARY, ...fake },
+  };
+}
+
+/** One whose tokens the host draws. */
+export function hostBench(options: BenchOptions = {}): SchedulerBench<FakeExecutable> {
+  const { own, fake } = withDefaults(options);
+  return new SchedulerBench(new FakeExecutable(fake), own);
+}
+
 /** One whose executable draws tokens itself. */
 export function drawingBench(options: BenchOptions = {}): SchedulerBench<DrawingExecutable> {
-  return new SchedulerBench(options, DrawingExecutable);
+  const { own, fake } = withDefaults(options);
+  return new SchedulerBench(new DrawingExecutable(fake), own);
 }
 
 export const promptOf = (id: number, length: number) =>
@@ -116,7 +132,7 @@ export async function alone(
   prompt: readonly number[],
   more: number | AddOptions = 40,
 ): Promise<readonly number[]> {
-  const bench = new SchedulerBench();
+  const bench = hostBench();
   bench.add(id, prompt, typeof more === 'number' ? { maxTokens: more } : more);
   await bench.drain();
   return bench.tokens.get(id) ?? [];
