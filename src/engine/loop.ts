@@ -194,7 +194,7 @@ class EngineLoop {
   async run(): Promise<void> {
     for (;;) {
       for (const command of await this.#mail.take(!this.#scheduler.busy)) {
-        if (command.type === 'dispose') return this.#scheduler.settle();
+        if (command.type === 'dispose') return;
         await this.#obey(command);
       }
       if (!this.#scheduler.busy) continue;

@@ -287,7 +287,7 @@ export class GpuExecutable implements Executable {
   async dispose(): Promise<void> {
     if (this.#disposed) return;
     this.#disposed = true;
-    this.drawer?.dispose();
+    await this.drawer?.dispose();
     this.#readback?.destroy();
     this.#release();
   }

@@ -36,6 +36,8 @@ export class GpuDrawer implements Drawer {
   /** Every buffer that tokens are read through, and those of them that no run is using. */
   readonly #readbacks: GPUBuffer[] = [];
   readonly #free: GPUBuffer[] = [];
+  /** Reads that wait for the device. */
+  readonly #reading = new Set<Promise<undefined>>();
   #disposed = false;
 
   constructor(options: GpuDrawerOptions) {
@@ -92,12 +94,16 @@ export class GpuDrawer implements Drawer {
   }
 
   async #read(readback: GPUBuffer): Promise<Uint32Array> {
+    const mapped = readback.mapAsync(MAP_READ);
+    this.#reading.add(mapped);
     try {
-      await readback.mapAsync(MAP_READ);
+      await mapped;
     } catch (cause) {
       if (this.#disposed) throw new DisposedError('the GPU backend');
       this.#options.gpu.check();
       throw new DeviceLostError('the GPU gave no tokens; load the model again, or use --device cpu', { cause });
+    } finally {
+      this.#reading.delete(mapped);
     }
     const words = new Uint32Array(readback.getMappedRange().slice(0));
     readback.unmap();
@@ -105,8 +111,10 @@ export class GpuDrawer implements Drawer {
     return words;
   }
 
-  dispose(): void {
+  /** Gives up what is on its way, whose draws fail. Dawn ends a process whose thread is gone while it still waits. */
+  async dispose(): Promise<void> {
     this.#disposed = true;
     for (const readback of this.#readbacks) readback.destroy();
+    await Promise.allSettled(this.#reading);
   }
 }
