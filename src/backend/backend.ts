@@ -52,6 +52,8 @@ export interface Executable {
   bandwidth?(): Promise<DeviceBandwidth | undefined>;
   /** Bytes held at the most, as the backend counted them. */
   readonly bytes: number;
+  /** Gives up what is on its way: it fails soon, whatever the device still computes. Only `dispose` may follow. */
+  abandon?(): void;
   dispose(): Promise<void>;
 }
 

@@ -123,6 +123,10 @@ class PartsExecutable implements Executable {
     return values;
   }
 
+  abandon(): void {
+    for (const { executable } of this.#parts) executable.abandon?.();
+  }
+
   async dispose(): Promise<void> {
     await Promise.all(this.#parts.map(({ executable }) => executable.dispose()));
   }

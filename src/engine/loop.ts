@@ -44,18 +44,23 @@ export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promi
   const sources = new PortSources(post);
   const mail = new Mail(boot.flags);
   const prepare = Promise.withResolvers<PrepareCommand>();
+  let executable: Executable | undefined;
   port.onMessage((message) => {
     const received = message as Command | PrepareCommand | ReadReply;
     if (received.type === 'read-done') sources.settle(received);
     else if (received.type === 'prepare') prepare.resolve(received);
-    else mail.deliver(received);
+    else {
+      // The loop hears of it when the run that it waits for has failed.
+      if (received.type === 'dispose') executable?.abandon?.();
+      mail.deliver(received);
+    }
   });
   try {
     // Loaded while the plan is made.
     await Promise.all(boot.devices.map(backendFor));
     const data = await prepare.promise;
     const { plan, programs, spec, graph } = data;
-    const executable = await prepareParts(
+    executable = await prepareParts(
       {
         plan,
         programs,

@@ -63,8 +63,9 @@ export class Scheduler {
     this.#counting = Int32Array.from({ length: options.stepRows }, (_, i) => i);
   }
 
+  /** Whether somebody waits for something; runs may be on their way that nobody needs any more. */
   get busy(): boolean {
-    return this.#prompts.length > 0 || this.#running.length > 0 || this.#flights.count > 0;
+    return this.#prompts.length > 0 || this.#running.length > 0;
   }
 
   /** Whether a request that is here writes to a timeline. */
@@ -118,7 +119,6 @@ export class Scheduler {
         this.#last = kind % kinds;
         return true;
       }
-      if (this.#short) return false;
     }
     return false;
   }

@@ -9,7 +9,7 @@ import { type GpuExecutable, gpuBackend } from '../../src/backend/gpu/backend.ts
 import { Gpu } from '../../src/backend/gpu/device.ts';
 import { uniform } from '../../src/backend/random.ts';
 import type { SamplerSettings } from '../../src/backend/sampling.ts';
-import { DeviceLostError, NonFiniteError } from '../../src/errors.ts';
+import { DeviceLostError, DisposedError, NonFiniteError } from '../../src/errors.ts';
 import { memorySource } from '../../src/format/source.ts';
 import type { Plan } from '../../src/plan/plan.ts';
 import { nodePlatform } from '../../src/platform/node.ts';
@@ -156,6 +156,18 @@ test('thousands of steps make no buffer that the first few did not make', async 
   } finally {
     Reflect.deleteProperty(device, 'createBuffer');
   }
+});
+
+test('a model that is disposed of gives up the runs that are on their way', async () => {
+  const other = await make(await gpuTestDevice(), chain());
+  const bench = benchOf(other);
+  bench.add(0, promptOf(0, 20), { sampling: greedy });
+  bench.add(1, promptOf(1, 20), { sampling: ways[5] });
+  while ((bench.tokens.get(1)?.length ?? 0) < 3) await bench.scheduler.turn();
+  await other.executable.dispose();
+  await bench.drain();
+  assert.ok(bench.ends.get(0) instanceof DisposedError, String(bench.ends.get(0)));
+  assert.ok(bench.ends.get(1) instanceof DisposedError, String(bench.ends.get(1)));
 });
 
 describe('a lost device', () => {

@@ -101,6 +101,7 @@ export class SchedulerBench<Runs extends SchedulerOptions['executable']> {
 
   async drain(): Promise<void> {
     while (this.scheduler.busy) await this.scheduler.turn();
+    await this.scheduler.settle();
   }
 }
 

@@ -89,10 +89,13 @@ export class GpuExecutable implements Executable {
   readonly #release: () => void;
   readonly #words: Uint32Array<ArrayBuffer>;
   #readback: GPUBuffer | undefined;
+  /** When what was last read is in {@link #readback}. */
+  #mapped: Promise<undefined> | undefined;
   #rows = 0;
   /** When the last run was submitted. */
   #submittedMs = 0;
   #disposed = false;
+  #released: Promise<void> | undefined;
 
   constructor(
     request: PrepareRequest,
@@ -222,9 +225,10 @@ export class GpuExecutable implements Executable {
   /** Ends and submits what `encoder` holds, and reads the first `count` f32 of a buffer afterwards. */
   async #read(encoder: GPUCommandEncoder, name: string, count: number): Promise<Float32Array> {
     const { device } = this.#gpu;
-    const source = this.#buffers.named(name);
-    const bytes = count * 4;
-    if (bytes > 0 && source === undefined) throw new InternalError(`no value is called ${name}`);
+    // Where nothing is read, something is all the same: that the run is done.
+    const source = count === 0 ? this.#buffers.step : this.#buffers.named(name);
+    const bytes = Math.max(count, 1) * 4;
+    if (source === undefined) throw new InternalError(`no value is called ${name}`);
     if (this.#readback === undefined || this.#readback.size < bytes) {
       this.#readback?.destroy();
       this.#readback = device.createBuffer({
@@ -233,21 +237,18 @@ export class GpuExecutable implements Executable {
         usage: MAP_READ | COPY_DST,
       });
     }
-    if (bytes > 0) encoder.copyBufferToBuffer(source as GPUBuffer, 0, this.#readback, 0, bytes);
+    encoder.copyBufferToBuffer(source, 0, this.#readback, 0, bytes);
     device.queue.submit([encoder.finish()]);
     this.#submittedMs = performance.now();
-    if (bytes === 0) {
-      await device.queue.onSubmittedWorkDone();
-      this.#gpu.check();
-      return new Float32Array(0);
-    }
+    this.#mapped = this.#readback.mapAsync(MAP_READ, 0, bytes);
     try {
-      await this.#readback.mapAsync(MAP_READ, 0, bytes);
+      await this.#mapped;
     } catch (cause) {
+      if (this.#disposed) throw new DisposedError('the GPU backend');
       this.#gpu.check();
       throw new DeviceLostError('the GPU gave no result; load the model again, or use --device cpu', { cause });
     }
-    const result = new Float32Array(this.#readback.getMappedRange(0, bytes).slice(0));
+    const result = new Float32Array(this.#readback.getMappedRange(0, bytes).slice(0, count * 4));
     this.#readback.unmap();
     this.#gpu.check();
     return result;
@@ -284,11 +285,22 @@ export class GpuExecutable implements Executable {
     );
   }
 
-  async dispose(): Promise<void> {
-    if (this.#disposed) return;
+  abandon(): void {
     this.#disposed = true;
-    await this.drawer?.dispose();
+    // What waits for them fails.
     this.#readback?.destroy();
+    void this.drawer?.dispose();
+  }
+
+  dispose(): Promise<void> {
+    this.#released ??= this.#dispose();
+    return this.#released;
+  }
+
+  async #dispose(): Promise<void> {
+    this.abandon();
+    // Dawn ends a process whose thread is gone while it still waits for memory.
+    await Promise.allSettled([this.#mapped, this.drawer?.dispose()]);
     this.#release();
   }
 }

@@ -111,7 +111,7 @@ export class GpuDrawer implements Drawer {
     return words;
   }
 
-  /** Gives up what is on its way, whose draws fail. Dawn ends a process whose thread is gone while it still waits. */
+  /** Gives up what is on its way: those draws fail. Settles when they have. */
   async dispose(): Promise<void> {
     this.#disposed = true;
     for (const readback of this.#readbacks) readback.destroy();
