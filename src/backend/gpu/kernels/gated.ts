@@ -9,7 +9,8 @@ import type { Weight } from '../../../model/weights.ts';
 import type { Binding, Builder } from '../builder.ts';
 import { columnsOf, KernelText, type MatrixText, rowReader, rowsOf, unrolled } from './kernel-text.ts';
 import { bindNorm, blocksOf, type Encoding, laneSums, lanesOf, scratchCode, staging, turnsOf } from './lane-product.ts';
-import { sigmoidCode } from './moe-layer.ts';
+import { type MoeLayer, sigmoidCode } from './moe-layer.ts';
+import { routeCode } from './moe-route.ts';
 
 /** A pair of matrices, or a stack of pairs of which a row's route picks. */
 export interface GatedUnit {
@@ -29,13 +30,8 @@ export interface Gated {
   readonly output: Exclude<Binding, { kind: 'weight' }>;
   /** f32 of an output row. */
   readonly outputWidth: number;
-  /** Experts, with `used` of them a row as `route` says: expert ids from word `row * routeWidth` on. */
-  readonly routed?: GatedUnit & {
-    readonly used: number;
-    readonly experts: number;
-    readonly route: Exclude<Binding, { kind: 'weight' }>;
-    readonly routeWidth: number;
-  };
+  /** Experts, of which each row takes its own; the layer's `route` is written by the way. */
+  readonly routed?: GatedUnit & { readonly layer: MoeLayer };
   /** What every row goes through. */
   readonly always?: GatedUnit;
 }
@@ -46,7 +42,8 @@ export function emitGated(builder: Builder, gated: Gated): void {
   const some = (routed ?? always) as GatedUnit;
   const columns = columnsOf(some.gate);
   const widest = Math.max(routed?.wide ?? 0, always?.wide ?? 0);
-  const outputs = (routed?.used ?? 0) * (routed?.wide ?? 0) + (always?.wide ?? 0);
+  const used = routed?.layer.operation.moe.used ?? 0;
+  const outputs = used * (routed?.wide ?? 0) + (always?.wide ?? 0);
   const lanes = lanesOf(blocksOf(some.gate), outputs, encoding);
   const { blocks, threads, rounds, teams } = lanes;
   // Of each inner value a team has two weight rows.
@@ -58,20 +55,25 @@ export function emitGated(builder: Builder, gated: Gated): void {
     .bind({ kind: 'value', name: input, access: 'read' }, 'x', reader.type)
     .bind(output, 'inner', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
-  if (routed !== undefined) text.bind(routed.route, 'route', 'u32');
+  const choice = routed && routeCode(routed.layer, threads);
+  if (routed !== undefined) text.bind({ kind: 'buffer', name: routed.layer.route, access: 'write' }, 'route', 'u32');
+  choice?.bind(text);
   bindNorm(text, norm, columns);
   const pair = (unit: GatedUnit) => [text.matrix(unit.gate), text.matrix(unit.up)] as const;
   const routedPair = routed && pair(routed);
   const alwaysPair = always && pair(always);
-  const used = routed?.used ?? 0;
 
   const staged = staging({ encoding, lanes, columns, tile: 1, row: () => 't', norm });
   const sums = laneSums(2 * turnValues, lanes);
+  // All workgroups choose, one of them writes it down.
   const expertCode =
-    routed === undefined
+    choice === undefined
       ? ''
-      : `  var expert = 0u;
-  if (rank < ${used}u) { expert = min(route[t * ${routed.routeWidth}u + rank], ${routed.experts - 1}u); }`;
+      : `${choice.pick}
+  if (wg.x == 0u && rank == 0u) {
+${choice.write}
+  }
+  let expert = ${always === undefined ? 'pickedExpert(rank)' : `pickedExpert(min(rank, ${used - 1}u))`};`;
   const loads = (
     [gate, up]: readonly [MatrixText, MatrixText],
     unit: GatedUnit,
@@ -174,6 +176,7 @@ ${write('')}`;
   const code = text.code(/* wgsl */ `
 ${reader.code}
 ${sigmoidCode}
+${choice?.functions ?? ''}
 ${encoding.helpers}
 ${scratchCode(staged, sums)}
 ${staged.functions}

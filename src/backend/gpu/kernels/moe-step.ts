@@ -16,7 +16,7 @@ const ALL_ITEMS = 192;
 const SOME_ITEMS = 96;
 
 export function emitStepExperts(layer: MoeLayer, encoding: Encoding): void {
-  const { operation, builder, route, routeWidth, inner, innerWidth, slot, sharedSlot } = layer;
+  const { operation, builder, inner, innerWidth, slot, sharedSlot } = layer;
   const { moe, prefix, input, norm } = operation;
   const pair = (part: string) => ({
     gate: builder.weight(`${prefix}.${part}gate`),
@@ -33,10 +33,7 @@ export function emitStepExperts(layer: MoeLayer, encoding: Encoding): void {
       ...pair(''),
       wide: slot,
       offset: 0,
-      used: moe.used,
-      experts: moe.experts,
-      route: buffer(route, 'read'),
-      routeWidth,
+      layer,
     },
     always: moe.shared && { ...pair('shared.'), wide: sharedSlot, offset: moe.used * slot },
   });
