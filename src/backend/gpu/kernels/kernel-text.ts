@@ -13,6 +13,8 @@ export interface MatrixText {
   readonly decode: string;
   /** `fn (row: u32, b: u32) -> Codes`, of formats that have codes. */
   readonly codes: string;
+  /** `fn (row: u32, b: u32) -> CodesPair`: those of blocks b, an even number, and b + 1. */
+  readonly codesPair: string;
   readonly rowWords: number;
   readonly columns: number;
   /** Blocks of 32 columns; columns beyond the last are zero. */
@@ -52,6 +54,7 @@ export class KernelText {
     return {
       decode: `decode32_${binding}`,
       codes: `codes32_${binding}`,
+      codesPair: `codesPair_${binding}`,
       rowWords: planeWords(format, columns).rowWords,
       columns,
       blocks: Math.ceil(columns / 32),
