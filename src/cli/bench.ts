@@ -12,7 +12,7 @@ import { measureBandwidth } from './bandwidth.ts';
 import { type BenchProfile, type BenchResult, describeBench, type Series } from './bench-text.ts';
 import { type Context, write } from './context.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
-import { benchFlags } from './flags.ts';
+import { benchFlags, shapeLines } from './flags.ts';
 import { showCount, toJson } from './format.ts';
 import { modelNameOf } from './options.ts';
 
@@ -37,6 +37,8 @@ On the GPU a prompt and a decoded token in the middle of the test are measured b
 of its own by the GPU's clock, the same kernel of all layers as one; medians of ${PROFILE_REPETITIONS} runs.
 
 ${describeFlags(benchFlags)}
+
+${shapeLines}
 `;
 
 /** @throws UsageError `usage`; what loading and generating throw; Interrupted after Ctrl-C. */
