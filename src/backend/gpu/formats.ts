@@ -23,7 +23,7 @@ export interface GpuFormat {
   readonly planes: readonly number[];
   /**
    * What the input of products may be rounded to. `int8`: bytes with one scale for 32 columns, for formats whose own rounding
-   * is far coarser (`codes` is there). Absent: nothing less than f32.
+   * is far coarser (`raw` is there). Absent: nothing less than f32.
    */
   readonly activations?: 'int8';
   /** By plane, what is done to its bits at store time. */
@@ -36,10 +36,16 @@ export interface GpuFormat {
    */
   readonly codes?: string;
   /**
-   * WGSL of `fn codesPair(row: u32, b: u32) -> CodesPair`: blocks b, an even number, and b + 1, where they share something;
-   * else it is made of `codes32`.
+   * The same in two steps, for kernels that have the bits of many blocks on their way at once: `fn rawOf(row: u32, b: u32) ->
+   * Raw` only loads them, `fn codesOf(raw: Raw, b: u32) -> Codes` works on them and reads nothing. Takes the place of `codes`.
+   * `rawPair` and `codesPair` do so for blocks b, an even number, and b + 1, where those share something.
    */
-  readonly codesPair?: string;
+  readonly raw?: {
+    readonly load: string;
+    readonly codes: string;
+    readonly loadPair?: string;
+    readonly codesPair?: string;
+  };
   /** WGSL of the body of `fn decode32(row: u32, b: u32) -> array<vec4f, 8>`; `weightCode` says what it may use. */
   readonly decode: string;
 }
@@ -173,7 +179,7 @@ fn quad(i: u32) -> vec4u { return w[i >> 2u]; }
 fn pair(i: u32) -> vec2u { let q = w[i >> 2u]; return select(q.xy, q.zw, (i & 2u) != 0u); }
 fn byteAt(plane: u32, i: u32) -> u32 { return (word(plane + (i >> 2u)) >> ((i & 3u) * 8u)) & 255u; }
 fn halfAt(plane: u32, i: u32) -> f32 { return halves(word(plane + (i >> 1u)) >> ((i & 1u) * 16u)).x; }
-${format.helpers ?? ''}${format.codes ?? ''}${pairCode(format)}
+${format.helpers ?? ''}${format.codes ?? ''}${rawCode(format)}
 fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
   ${format.decode}
 }`;
@@ -183,13 +189,13 @@ fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
   return code.replace(new RegExp(`(?<!\\.)\\b(${declared.join('|')})\\b`, 'g'), `$1_${name}`);
 }
 
-function pairCode({ codes, codesPair }: GpuFormat): string {
-  if (codes === undefined) return '';
-  return (
-    codesPair ??
-    /* wgsl */ `
-fn codesPair(row: u32, b: u32) -> CodesPair { return CodesPair(codes32(row, b), codes32(row, b + 1u)); }`
-  );
+function rawCode({ raw }: GpuFormat): string {
+  if (raw === undefined) return '';
+  const { load, codes, loadPair, codesPair } = raw;
+  return /* wgsl */ `${load}${codes}
+fn codes32(row: u32, b: u32) -> Codes { return codesOf(rawOf(row, b), b); }
+${loadPair ?? 'fn rawPair(row: u32, b: u32) -> RawPair { return RawPair(rawOf(row, b), rawOf(row, b + 1u)); }'}
+${codesPair ?? 'fn codesPair(raw: RawPair, b: u32) -> CodesPair { return CodesPair(codesOf(raw.first, b), codesOf(raw.second, b + 1u)); }'}`;
 }
 
 /** `weightHelpers` and `weightCode`: for kernels that read one weight. */

@@ -8,14 +8,20 @@ export const q2_k: GpuFormat = {
   activations: 'int8',
   planes: [16, 64, 4],
   reorder: { 1: bitPairs },
-  codes: /* wgsl */ `
-fn codes32(row: u32, b: u32) -> Codes {
+  raw: {
+    load: /* wgsl */ `
+fn rawOf(row: u32, b: u32) -> Raw {
   let codes = pair(row + PLANE_1 + 2u * b);
-  let packed = word(row + PLANE_0 + (b >> 1u)) >> ((b & 1u) * 16u);
-  let d = halves(word(row + PLANE_2 + (b >> 3u)));
+  return Raw(vec4u(codes, word(row + PLANE_0 + (b >> 1u)), word(row + PLANE_2 + (b >> 3u))), vec4u(), 0u);
+}`,
+    codes: /* wgsl */ `
+fn codesOf(raw: Raw, b: u32) -> Codes {
+  let packed = raw.a.z >> ((b & 1u) * 16u);
+  let d = halves(raw.a.w);
   let scale = d.x * vec2f(vec2u(packed, packed >> 8u) & vec2u(15u));
   let minimum = d.y * vec2f(vec2u(packed >> 4u, packed >> 12u) & vec2u(15u));
-  return Codes(bitPairsOf(codes.x), bitPairsOf(codes.y), scale, minimum);
+  return Codes(bitPairsOf(raw.a.x), bitPairsOf(raw.a.y), scale, minimum);
 }`,
+  },
   decode: `return affine32(codes32(row, b));`,
 };

@@ -9,21 +9,29 @@ export const q4_k: GpuFormat = {
   activations: 'int8',
   planes: [16, 128],
   reorder: { 1: nibblePairs },
-  codes: /* wgsl */ `${groupScales}
-fn codes32(row: u32, b: u32) -> Codes {
-  let codes = quad(row + PLANE_1 + 4u * b);
-  let s = groupScales(quad(row + PLANE_0 + 4u * (b >> 3u)), b & 7u);
-  return Codes(lowNibbles(codes), highNibbles(codes), s.xx, s.yy);
+  helpers: groupScales,
+  raw: {
+    load: /* wgsl */ `
+fn rawOf(row: u32, b: u32) -> Raw {
+  return Raw(quad(row + PLANE_1 + 4u * b), quad(row + PLANE_0 + 4u * (b >> 3u)), 0u);
 }`,
-  codesPair: /* wgsl */ `
-fn codesPair(row: u32, b: u32) -> CodesPair {
+    codes: /* wgsl */ `
+fn codesOf(raw: Raw, b: u32) -> Codes {
+  let s = groupScales(raw.b, b & 7u);
+  return Codes(lowNibbles(raw.a), highNibbles(raw.a), s.xx, s.yy);
+}`,
+    loadPair: /* wgsl */ `
+fn rawPair(row: u32, b: u32) -> RawPair {
   let at = row + PLANE_1 + 4u * b;
-  let first = quad(at);
-  let second = quad(at + 4u);
-  let s = groupScalesPair(quad(row + PLANE_0 + 4u * (b >> 3u)), b & 7u);
-  return CodesPair(
-    Codes(lowNibbles(first), highNibbles(first), s.xx, s.yy),
-    Codes(lowNibbles(second), highNibbles(second), s.zz, s.ww));
+  return RawPair(Raw(quad(at), quad(row + PLANE_0 + 4u * (b >> 3u)), 0u), Raw(quad(at + 4u), vec4u(), 0u));
 }`,
+    codesPair: /* wgsl */ `
+fn codesPair(raw: RawPair, b: u32) -> CodesPair {
+  let s = groupScalesPair(raw.first.b, b & 7u);
+  return CodesPair(
+    Codes(lowNibbles(raw.first.a), highNibbles(raw.first.a), s.xx, s.yy),
+    Codes(lowNibbles(raw.second.a), highNibbles(raw.second.a), s.zz, s.ww));
+}`,
+  },
   decode: `return affine32(codes32(row, b));`,
 };

@@ -2,6 +2,7 @@
 
 import { InternalError } from '../../../errors.ts';
 import type { Weight } from '../../../model/weights.ts';
+import type { FormatId } from '../../../quant/index.ts';
 import type { Binding } from '../builder.ts';
 import { gpuFormat } from '../formats/index.ts';
 import { planeWords, weightCode } from '../formats.ts';
@@ -11,9 +12,11 @@ import { weightHelpers } from '../wgsl.ts';
 export interface MatrixText {
   /** `fn (row: u32, b: u32) -> array<vec4f, 8>`; `row` counts words. */
   readonly decode: string;
-  /** `fn (row: u32, b: u32) -> Codes`, of formats that have codes. */
+  readonly format: FormatId;
+  /** `fn (row: u32, b: u32) -> Raw` and `fn (raw: Raw, b: u32) -> Codes`, and the same for pairs: of formats that have them. */
+  readonly raw: string;
   readonly codes: string;
-  /** `fn (row: u32, b: u32) -> CodesPair`: those of blocks b, an even number, and b + 1. */
+  readonly rawPair: string;
   readonly codesPair: string;
   readonly rowWords: number;
   readonly columns: number;
@@ -53,7 +56,10 @@ export class KernelText {
     this.bindings.push({ kind: 'weight', name: weight.name });
     return {
       decode: `decode32_${binding}`,
-      codes: `codes32_${binding}`,
+      format: weight.format,
+      raw: `rawOf_${binding}`,
+      codes: `codesOf_${binding}`,
+      rawPair: `rawPair_${binding}`,
       codesPair: `codesPair_${binding}`,
       rowWords: planeWords(format, columns).rowWords,
       columns,

@@ -25,12 +25,14 @@ export interface Encoding {
   /** Run rows that share a workgroup's weights. */
   readonly tiles: readonly number[];
   /**
-   * WGSL, once a module, after `weightHelpers`; declares the types `Weights` and `Input`, of as many blocks as `span` says,
-   * and `dotLane(weights: Weights, input: Input) -> f32`.
+   * WGSL, once a module, after `weightHelpers`; declares the types `Loaded`, `Weights` and `Input`, of as many blocks as `span`
+   * says, and `dotLane(weights: Weights, input: Input) -> f32`.
    */
   helpers(span: 1 | 2): string;
-  /** WGSL of `Weights` from block `b` on of the row that begins at word `row`. */
+  /** WGSL of `Loaded` from block `b` on of the row that begins at word `row`. */
   load(matrix: MatrixText, lane: { readonly row: string; readonly b: string; readonly span: 1 | 2 }): string;
+  /** WGSL of the `Weights` that were loaded, which reads nothing. */
+  decode(matrix: MatrixText, lane: { readonly loaded: string; readonly b: string; readonly span: 1 | 2 }): string;
 }
 
 export const f32Encoding: Encoding = {
@@ -41,6 +43,7 @@ export const f32Encoding: Encoding = {
   mostRows: 1,
   tiles: [1, 4],
   helpers: () => /* wgsl */ `
+alias Loaded = array<vec4f, 8>;
 alias Weights = array<vec4f, 8>;
 alias Input = array<vec4f, 8>;
 fn dotLane(w: Weights, x: Input) -> f32 {
@@ -50,6 +53,7 @@ fn dotLane(w: Weights, x: Input) -> f32 {
   return (sum.x + sum.y) + (sum.z + sum.w);
 }`,
   load: ({ decode }, { row, b }) => `${decode}(${row}, ${b})`,
+  decode: (_, { loaded }) => loaded,
 };
 
 export const int8Encoding: Encoding = {
@@ -62,14 +66,17 @@ export const int8Encoding: Encoding = {
   helpers: (span) =>
     span === 1
       ? /* wgsl */ `${int8Helpers}
+alias Loaded = Raw;
 alias Weights = Codes;
 alias Input = Encoded;
 fn dotLane(w: Weights, x: Input) -> f32 { return dotCodes(w, x); }`
       : /* wgsl */ `${int8Helpers}
+alias Loaded = RawPair;
 alias Weights = CodesPair;
 struct Input { first: Encoded, second: Encoded }
 fn dotLane(w: Weights, x: Input) -> f32 { return dotCodes(w.first, x.first) + dotCodes(w.second, x.second); }`,
-  load: ({ codes, codesPair }, { row, b, span }) => `${span === 1 ? codes : codesPair}(${row}, ${b})`,
+  load: ({ raw, rawPair }, { row, b, span }) => `${span === 1 ? raw : rawPair}(${row}, ${b})`,
+  decode: ({ codes, codesPair }, { loaded, b, span }) => `${span === 1 ? codes : codesPair}(${loaded}, ${b})`,
 };
 
 /**
