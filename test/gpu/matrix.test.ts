@@ -5,9 +5,7 @@
 
 import assert from 'node:assert/strict';
 import { after, describe, test } from 'node:test';
-import { Builder } from '../../src/backend/gpu/builder.ts';
-import { gpuFormat } from '../../src/backend/gpu/formats/index.ts';
-import { planeWords, toPlanes } from '../../src/backend/gpu/formats.ts';
+import type { Builder } from '../../src/backend/gpu/builder.ts';
 import { emitHalf, halfLayout } from '../../src/backend/gpu/kernels/half.ts';
 import { matrixTolerance } from '../../src/backend/gpu/kernels/matrix.ts';
 import { emitMatrix, halvesOf } from '../../src/backend/gpu/kernels/matrix-product.ts';
@@ -16,62 +14,14 @@ import type { MoeLayer } from '../../src/backend/gpu/kernels/moe-layer.ts';
 import { emitMatrixExperts } from '../../src/backend/gpu/kernels/moe-prompt-matrix.ts';
 import { emitSort } from '../../src/backend/gpu/kernels/moe-sort.ts';
 import type { MoeOperation } from '../../src/model/graph.ts';
-import type { Weight } from '../../src/model/weights.ts';
-import type { FormatId } from '../../src/quant/index.ts';
-import { decoded, gaussians, nastyRows, random, randomWeight } from '../conformance/support/blocks.ts';
+import { gaussians, nastyRows, random } from '../conformance/support/blocks.ts';
 import { near, sameBits } from '../conformance/support/compare.ts';
 import { spec } from '../conformance/support/moe-cases.ts';
-import { tinyGraph } from '../conformance/support/tiny-graph.ts';
 import { emulatedMatrix } from '../support/emulated-matrix.ts';
 import { closeGpuTestDevice } from '../support/gpu.ts';
-import { type Held, runProgram } from '../support/gpu-program.ts';
+import { builderOf, type DeviceWeight, deviceWeight, heldOf, runProgram } from '../support/gpu-program.ts';
 
 after(closeGpuTestDevice);
-
-interface Made {
-  readonly weight: Weight;
-  /** As the device has it. */
-  readonly planes: Uint8Array<ArrayBuffer>;
-  readonly values: Float32Array;
-}
-
-function made(name: string, format: FormatId, shape: readonly number[]): Made {
-  const columns = shape.at(-1) as number;
-  const rows = shape.slice(0, -1).reduce((product, n) => product * n, 1);
-  const file = randomWeight(format, rows * columns, rows + columns);
-  const layout = gpuFormat(format);
-  assert.ok(layout !== undefined);
-  const planes = new Uint8Array(rows * planeWords(layout, columns).rowWords * 4);
-  toPlanes(layout, columns, file, planes);
-  return {
-    weight: { name, format, shape, parts: [], bytes: file.length },
-    planes,
-    values: decoded(format, file),
-  };
-}
-
-function builderOf(rows: number, weights: readonly Made[], widths: Readonly<Record<string, number>>): Builder {
-  const { spec: model, graph } = tinyGraph({
-    rows: 1,
-    inputs: { unused: new Float32Array(1) },
-    operations: [],
-    widths,
-    output: 'y',
-  });
-  return new Builder({
-    graph,
-    spec: model,
-    weights: new Map(weights.map(({ weight }) => [weight.name, weight])),
-    promptRows: rows,
-    wanted: 1,
-    context: 64,
-    cacheType: 'f32',
-    features: new Set(),
-  });
-}
-
-const heldOf = (weights: readonly Made[]): Held =>
-  Object.fromEntries(weights.map(({ weight, planes }) => [weight.name, planes]));
 
 /** The number that 16 bits are. */
 function half(bits: number): number {
@@ -148,7 +98,7 @@ describe('products side by side', () => {
         const columns = formats[0] === 'Q4_K' ? 512 : 192;
         const [rows, counts] = [70, [33, 50]] as const;
         const width = counts[0] + counts[1];
-        const weights = formats.map((format, i) => made(`w${i}`, format, [counts[i] as number, columns]));
+        const weights = formats.map((format, i) => deviceWeight(`w${i}`, format, [counts[i] as number, columns]));
         const builder = builderOf(128, weights, { x: columns, y: width, add: width });
         const x = nastyRows(rows, columns, 5);
         const bias = gaussians(counts[1], random(7)) as Float32Array<ArrayBuffer>;
@@ -178,7 +128,7 @@ describe('products side by side', () => {
           const expected = Float32Array.from({ length: width }, (_, r) => {
             const part = r < counts[0] ? 0 : 1;
             const row = r - (part === 0 ? 0 : counts[0]);
-            const { values } = weights[part] as Made;
+            const { values } = weights[part] as DeviceWeight;
             return dot(values, row * columns, x, t * columns, columns) + (part === 1 ? (bias[row] as number) : 0);
           });
           // What is added is of another size than some rows' products.
@@ -293,7 +243,7 @@ test('experts, with a shared one, of widths that fit nothing', async () => {
     'm.shared.up': [40, hidden],
     'm.shared.down': [hidden, 40],
   };
-  const weights = Object.entries(shapes).map(([name, shape]) => made(name, format, shape));
+  const weights = Object.entries(shapes).map(([name, shape]) => deviceWeight(name, format, shape));
   const values = (name: string) => weights.find(({ weight }) => weight.name === name)?.values as Float32Array;
   const builder = builderOf(64, weights, { x: hidden, y: hidden });
   const tile = tiles['one copy, two blocks a turn'] as MatrixTile;

@@ -22,12 +22,12 @@ export function halvesOf(builder: Builder, value: ValueName, norm?: RowNorm): Ha
 
 /** By preference; one that makes too few workgroups leaves a large device idle, and the next is taken. */
 export const denseTiles: readonly MatrixTile[] = [
-  { height: 128, rows: 128, across: 4, down: 2, turn: 1, copies: 2 },
-  { height: 64, rows: 64, across: 2, down: 2, turn: 1, copies: 2 },
+  { height: 128, rows: 128, across: 4, down: 2, turn: 2, copies: 1 },
+  { height: 64, rows: 64, across: 2, down: 2, turn: 2, copies: 1 },
 ];
 
 /** Workgroups that keep a large device busy. */
-const ENOUGH = 200;
+const ENOUGH = 150;
 
 /** Which of the tiles serves a run. */
 function chosenTile(tiles: readonly MatrixTile[], groups: (tile: MatrixTile) => number, run: RunShape): number {
