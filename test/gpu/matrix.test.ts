@@ -208,17 +208,19 @@ test('sorted pairs: every pair once, whole tiles, experts in order', async () =>
   const run = { rows: rows - 3, wanted: 0, visible: 0 };
   const floats = await runProgram(builder, 'prompt', { rows: run.rows, held: { route }, output: sorted.name });
   const words = new Uint32Array(floats.buffer);
-  const tileCount = words[0] as number;
-  assert.ok(tileCount <= sorted.tiles(run));
+  const counts = Array.from({ length: sorted.order / 3 }, (_, tile) => words[3 * tile + 2] as number);
+  const tileCount = counts.indexOf(0);
+  assert.ok(tileCount > 0 && tileCount <= sorted.tiles(run));
+  assert.ok(counts.slice(tileCount).every((count) => count === 0));
   let place = 0;
   let last = -1;
   const seen = new Set<number>();
   for (let tile = 0; tile < tileCount; tile++) {
-    const [expert, first, count] = words.subarray(4 + 3 * tile, 7 + 3 * tile) as unknown as [number, number, number];
+    const [expert, first, count] = words.subarray(3 * tile, 3 * tile + 3) as unknown as [number, number, number];
     assert.equal(first, place);
     assert.ok(count >= 1 && count <= height && expert >= last);
     // Only an expert's last tile is not whole.
-    if (words[4 + 3 * (tile + 1)] === expert && tile + 1 < tileCount) assert.equal(count, height);
+    if (words[3 * (tile + 1)] === expert && tile + 1 < tileCount) assert.equal(count, height);
     for (let i = 0; i < count; i++) {
       const pair = words[sorted.order + first + i] as number;
       assert.equal(route[Math.floor(pair / 4) * 9 + (pair % 4)], expert);

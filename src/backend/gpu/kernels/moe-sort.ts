@@ -8,7 +8,7 @@ import { KernelText, unrolled } from './kernel-text.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 
 /**
- * The sorted pairs, u32: how many tiles there are, three unused; (expert, first place, count) of each tile; the pair
+ * The sorted pairs, u32: (expert, first place, count) of each tile, with the count 0 where there is none; the pair
  * row · used + rank at each place.
  */
 export interface Sorted {
@@ -22,10 +22,9 @@ export interface Sorted {
   tiles(run: RunShape): number;
 }
 
-const TILES = 4;
 const THREADS = 256;
 /** Pairs that a thread reads at once: loads wait for each other no more than they must. */
-const AT_ONCE = 8;
+const AT_ONCE = 16;
 
 /** Whole tiles, and a last one of each expert that is not. */
 function mostTiles(pairs: number, experts: number, height: number): number {
@@ -46,7 +45,8 @@ export function emitSort(
   const { experts, used } = moe;
   const most = builder.rows * used;
   const name = `${prefix}.sorted`;
-  const order = TILES + 3 * mostTiles(most, experts, height);
+  const tiles = mostTiles(most, experts, height);
+  const order = 3 * tiles;
   builder.declareBuffer(name, (order + most) * 4);
   const each = Math.ceil(experts / THREADS);
   const text = new KernelText()
@@ -92,13 +92,13 @@ ${rounds
   }`,
   )
   .join('\n')}
-  if (tid == ${THREADS - 1}u) { sorted[0] = sums[tid].y; }
+  for (var tile = sums[${THREADS - 1}u].y + tid; tile < ${tiles}u; tile += ${THREADS}u) { sorted[3u * tile + 2u] = 0u; }
   var next = sums[tid] - own;
   for (var e = tid * ${each}u; e < min((tid + 1u) * ${each}u, ${experts}u); e++) {
     let count = atomicLoad(&counts[e]);
     atomicStore(&counts[e], next.x);
     for (var done = 0u; done < count; done += ${height}u) {
-      let at = ${TILES}u + 3u * next.y;
+      let at = 3u * next.y;
       sorted[at] = e;
       sorted[at + 1u] = next.x + done;
       sorted[at + 2u] = min(count - done, ${height}u);
@@ -120,10 +120,10 @@ ${overPairs((i) => `sorted[${order}u + atomicAdd(&counts[expert${i}], 1u)] = pai
     height,
     order,
     tile: /* wgsl */ `
-  if (wg.y >= sorted[0]) { return; }
-  let expert = sorted[${TILES}u + 3u * wg.y];
-  let place = sorted[${TILES + 1}u + 3u * wg.y];
-  let count = min(sorted[${TILES + 2}u + 3u * wg.y], ${height}u);`,
+  let expert = sorted[3u * wg.y];
+  let place = sorted[3u * wg.y + 1u];
+  let count = min(sorted[3u * wg.y + 2u], ${height}u);
+  if (count == 0u) { return; }`,
     tiles: (run) => (serves(run) ? mostTiles(run.rows * used, experts, height) : 0),
   };
 }
