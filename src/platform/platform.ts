@@ -8,7 +8,7 @@ import type { ModelSource, SourceInput } from '../format/source.ts';
 export type { SourceInput } from '../format/source.ts';
 
 /** The worker entry files there are. */
-export type WorkerEntry = 'engine-worker' | 'cpu-worker' | 'template-worker';
+export type WorkerEntry = 'engine-worker' | 'cpu-worker' | 'plane-worker' | 'template-worker';
 
 /** A worker as the side that made it sees it. */
 export interface PlatformWorker {

@@ -75,34 +75,32 @@ export function emitGated(builder: Builder, gated: Gated): void {
 
   const staged = staging({ encoding, lanes, columns, tile: 1, row: () => 't', norm });
   const sums = laneSums(2 * teams * own, lanes);
-  const loads = (
-    [gate, up]: readonly [MatrixText, MatrixText],
-    unit: GatedUnit,
-    { base, b, r }: { readonly base: string; readonly b: string; readonly r: number },
-  ) => `    {
+  const loads = ([gate, up]: readonly [MatrixText, MatrixText], unit: GatedUnit, base: string, b: string) =>
+    unrolled(
+      own,
+      (r) => `    {
       let at = ${base}min(first + ${r}u, ${rowsOf(unit.gate) - 1}u);
       g${r} = ${encoding.load(gate, `at * ${gate.rowWords}u`, b)};
       u${r} = ${encoding.load(up, `at * ${up.rowWords}u`, b)};
-    }`;
-  /** Loads the weights of some of a team's values. */
-  const load = (b: string, values: readonly number[]) => {
-    const ofRouted =
-      routed &&
-      routedPair &&
-      values.map((r) => loads(routedPair, routed, { base: `expert * ${rowsOf(routed.gate)}u + `, b, r })).join('\n');
-    const ofAlways =
-      always && alwaysPair && values.map((r) => loads(alwaysPair, always, { base: '', b, r })).join('\n');
-    if (ofRouted === undefined || ofAlways === undefined) return `${ofRouted ?? ofAlways}`;
+    }`,
+    );
+  const load = (b: string) => {
+    const ofRouted = routed && routedPair && loads(routedPair, routed, `expert * ${rowsOf(routed.gate)}u + `, b);
+    const ofAlways = always && alwaysPair && loads(alwaysPair, always, '', b);
+    if (ofRouted === undefined || ofAlways === undefined) return ofRouted ?? ofAlways ?? '';
     return `  if (rank < ${used}u) {\n${ofRouted}\n  } else {\n${ofAlways}\n  }`;
   };
-  const declared = unrolled(own, (r) => `  var g${r}: ${encoding.weightType};\n  var u${r}: ${encoding.weightType};`);
-  const multiply = (r: number) => `  gate${r} += dotBlock(g${r}, x0);\n  up${r} += dotBlock(u${r}, x0);`;
-  const all = Array.from({ length: own }, (_, r) => r);
-  // Bytes are small: all of a lane's weights are on their way while the input is made ready.
-  const round = (b: string, index: string) =>
-    encoding.id === 'int8'
-      ? `${declared}\n${load(b, all)}\n${staged.round(index)}\n${unrolled(own, multiply)}`
-      : `${declared}\n${staged.round(index)}\n${unrolled(own, (r) => `${load(b, [r])}\n${multiply(r)}`)}`;
+  const round = (b: string, index: string) => `${staged.fetch(index)}
+${unrolled(own, (r) => `  var g${r}: ${encoding.weightType};\n  var u${r}: ${encoding.weightType};`)}
+  ${
+    routed === undefined
+      ? ''
+      : `var expert = 0u;
+  if (rank < ${used}u) { expert = min(route[t * ${routed.routeWidth}u + rank], ${routed.experts - 1}u); }`
+  }
+${load(b)}
+${staged.stage}
+${unrolled(own, (r) => `  gate${r} += dotBlock(g${r}, x0);\n  up${r} += dotBlock(u${r}, x0);`)}`;
   /** A number of the unit that a workgroup is in. */
   const ofUnit = (pick: (unit: GatedUnit) => number) =>
     routed === undefined || always === undefined
@@ -132,12 +130,6 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   let lane = tid % ${lanes.lanes}u;
   let team = tid / ${lanes.lanes}u;
   let first = groupFirst + team * ${own}u;
-  ${
-    routed === undefined
-      ? ''
-      : `var expert = 0u;
-  if (rank < ${used}u) { expert = min(route[t * ${routed.routeWidth}u + rank], ${routed.experts - 1}u); }`
-  }
 ${unrolled(own, (r) => `  var gate${r} = 0.0;\n  var up${r} = 0.0;`)}
 ${staged.start}
 ${

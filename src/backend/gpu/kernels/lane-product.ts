@@ -96,7 +96,8 @@ export interface Lanes {
 }
 
 /** Threads of a workgroup: many share what is staged; few outputs are spread thin instead, over all of a large device. */
-const threadsFor = (outputs: number) => (outputs >= 1024 ? 256 : 64);
+export const tuning = { wide: 256, thin: 64, enough: 160, most: 8 };
+const threadsFor = (outputs: number) => (outputs >= 1024 ? tuning.wide : tuning.thin);
 
 /** @param outputs weight rows of all workgroups */
 export function lanesOf(blocks: number, outputs: number, { mostLanes }: Encoding): Lanes {
@@ -107,13 +108,13 @@ export function lanesOf(blocks: number, outputs: number, { mostLanes }: Encoding
   return { blocks, lanes, rounds, teams: Math.floor(threads / lanes), threads };
 }
 
-/** Workgroups that keep a large device busy. */
-const ENOUGH_GROUPS = 300;
+/** Workgroups that keep a large device busy; with more the last of them would wait for others to end. */
+const ENOUGH_GROUPS = 160;
 
 /** Weight rows of a team: as many as leave workgroups enough. Their loads are on their way together. */
 export function rowsOfTeam(outputs: number, { teams }: Lanes, { mostRows }: Encoding): number {
-  let rows = mostRows;
-  while (rows > 1 && outputs / (teams * rows) < ENOUGH_GROUPS) rows /= 2;
+  let rows = Math.min(mostRows, tuning.most);
+  while (rows > 1 && outputs / (teams * rows) < tuning.enough) rows /= 2;
   return rows;
 }
 
@@ -177,16 +178,18 @@ fn laneSum(output: u32) -> f32 {
   };
 }
 
-/** The input rows of a workgroup on their way to its lanes. */
+/** The input rows of a workgroup on their way to its lanes; statements of one round, in this order. */
 export interface Staging {
   /** u32 of `scratch`. */
   readonly words: number;
   /** Declares workgroup memory and functions; after `inputAt(row, v)`, which gives four columns of a row, or zeros. */
   readonly functions: string;
-  /** Statements before the first round: each tile row's factor `norm0` … where there is a norm. They hold barriers. */
+  /** Before the first round, where there is more than one: the factor of each tile row's norm. It holds barriers. */
   readonly start: string;
-  /** Statements that make `x0` …, the lane's blocks of each tile row in the round `round`. They hold barriers. */
-  round(round: string): string;
+  /** Reads each thread's share of the rows. Reads of weights come next, so that both are on their way together. */
+  fetch(round: string): string;
+  /** Makes `x0` …, the lane's blocks of each tile row. It holds barriers. */
+  readonly stage: string;
 }
 
 /**
@@ -203,37 +206,69 @@ export function staging(given: {
 }): Staging {
   const { encoding, lanes, columns, tile, row, norm } = given;
   const { blocks, threads, rounds } = lanes;
-  const fours = 8 * blocks;
-  const factors =
-    norm === undefined
-      ? undefined
-      : {
-          functions: /* wgsl */ `
-${blockSum(threads)}
-fn normFactor(row: u32, tid: u32) -> f32 {
-  var sum = vec4f();
-  for (var v = tid; v < ${fours}u; v += ${threads}u) {
-    let x = inputAt(row, v);
-    sum = fma(x, x, sum);
+  /** Fours of a round, and of each thread. */
+  const fours = 8 * lanes.lanes;
+  const each = Math.ceil(fours / threads);
+  const whole = fours % threads === 0;
+  const share: Share = {
+    lanes,
+    tile,
+    each,
+    all: (body) =>
+      unrolled(each, (i) => {
+        const v = i === 0 ? 'tid' : `(tid + ${i * threads}u)`;
+        return whole || i + 1 < each ? `    ${body(i, v)}` : `    if (${v} < ${fours}u) { ${body(i, v)} }`;
+      }),
+  };
+  const form = encoding.id === 'f32' ? plainForm(share) : int8Form(share);
+  const fetch = (round: string) => {
+    const first = rounds === 1 ? '' : `${round} * ${fours}u + `;
+    const place = (i: number) =>
+      whole ? `${first}tid + ${i * threads}u` : `${first}min(tid + ${i * threads}u, ${fours - 1}u)`;
+    return [
+      unrolled(tile, (t) => unrolled(each, (i) => `  var v${t}_${i} = inputAt(${row(t)}, ${place(i)});`)),
+      ...(norm === undefined ? [] : [unrolled(each, (i) => `  let n${i} = normWeightAt(${place(i)});`)]),
+    ].join('\n');
+  };
+  if (norm === undefined) {
+    return { words: form.words, functions: form.functions, start: '', fetch, stage: form.stage };
   }
-  let squares = blockSum(tid, (sum.x + sum.y) + (sum.z + sum.w));
-  return inverseSqrt(squares / ${f32Literal(columns)} + ${f32Literal(norm.epsilon)});
-}
-fn normed(row: u32, v: u32, factor: f32) -> vec4f { return inputAt(row, v) * factor * ${normWeightAt(columns, lanes)}; }`,
-          start: unrolled(
-            tile,
-            (t) => `  let norm${t} = normFactor(${row(t)}, tid);${t + 1 < tile ? ' workgroupBarrier();' : ''}`,
-          ),
-        };
-  const at = (t: number, v: string) =>
-    norm === undefined ? `inputAt(${row(t)}, ${v})` : `normed(${row(t)}, ${v}, norm${t})`;
-  const form = encoding.id === 'f32' ? plainForm(lanes) : int8Form(lanes, tile);
+  const functions = /* wgsl */ `
+${blockSum(threads)}
+fn normWeightAt(v: u32) -> vec4f { return ${normWeightAt(columns, lanes)}; }
+fn normFactor(squares: vec4f, tid: u32) -> f32 {
+  let sum = blockSum(tid, (squares.x + squares.y) + (squares.z + squares.w));
+  return inverseSqrt(sum / ${f32Literal(columns)} + ${f32Literal(norm.epsilon)});
+}`;
+  const factor = (t: number) => `  let norm${t} = normFactor(squares${t}, tid);`;
+  const apply = unrolled(tile, (t) => unrolled(each, (i) => `  v${t}_${i} = v${t}_${i} * norm${t} * n${i};`));
+  /** The same order of sums whether a row takes one round or more: a thread's own fours, from first to last. */
+  const start =
+    rounds === 1
+      ? ''
+      : unrolled(
+          tile,
+          (t) => `  var squares${t} = vec4f();
+  for (var v = tid; v < ${8 * blocks}u; v += ${threads}u) {
+    let x = inputAt(${row(t)}, v);
+    squares${t} = fma(x, x, squares${t});
+  }
+  workgroupBarrier();
+${factor(t)}`,
+        );
+  const own = unrolled(
+    tile,
+    (t) => `  var squares${t} = vec4f();
+${share.all((i) => `squares${t} = fma(v${t}_${i}, v${t}_${i}, squares${t});`)}
+${t === 0 ? '' : '  workgroupBarrier();'}
+${factor(t)}`,
+  );
   return {
     words: form.words,
-    functions: `${factors?.functions ?? ''}${form.functions}`,
-    start: factors?.start ?? '',
-    round: (round) =>
-      `${rounds > 1 ? '  workgroupBarrier();' : ''}${form.round((t, v) => at(t, rounds === 1 ? v : `${round} * ${8 * lanes.lanes}u + ${v}`), tile)}`,
+    functions: `${functions}${form.functions}`,
+    start,
+    fetch,
+    stage: `${rounds === 1 ? `${own}\n` : ''}${apply}\n${form.stage}`,
   };
 }
 
@@ -244,39 +279,42 @@ function normWeightAt(columns: number, { lanes, rounds }: Lanes): string {
   return `vec4f(${[0, 1, 2, 3].map(one).join(', ')})`;
 }
 
+/** What a thread has of a round: the fours `tid`, `tid` + threads …, in `v<t>_<i>`. */
+interface Share {
+  readonly lanes: Lanes;
+  readonly tile: number;
+  readonly each: number;
+  /** Statements for each of a thread's fours that there is: its number among its own, and in the round. */
+  readonly all: (body: (i: number, v: string) => string) => string;
+}
+
 interface Form {
   readonly words: number;
   readonly functions: string;
-  readonly round: (at: (t: number, v: string) => string, tile: number) => string;
+  readonly stage: string;
 }
 
 /** Vectors in the order of a block's eighths, so that lanes read neighbours; the odd distance spreads what is written. */
-function plainForm({ lanes, threads }: Lanes): Form {
+function plainForm({ lanes: { lanes }, tile, all }: Share): Form {
   const stride = lanes | 1;
   return {
     words: 0,
     functions: `\nvar<workgroup> staged: array<vec4f, ${8 * stride}>;`,
-    round: (at, tile) =>
-      unrolled(
-        tile,
-        (t) => `  ${t === 0 ? '' : 'workgroupBarrier();'}
-  for (var v = tid; v < ${8 * lanes}u; v += ${threads}u) { staged[(v % 8u) * ${stride}u + v / 8u] = ${at(t, 'v')}; }
+    stage: unrolled(
+      tile,
+      (t) => `  workgroupBarrier();
+${all((i, v) => `staged[(${v} % 8u) * ${stride}u + ${v} / 8u] = v${t}_${i};`)}
   workgroupBarrier();
   let x${t} = array<vec4f, 8>(${Array.from({ length: 8 }, (_, k) => `staged[${k * stride}u + lane]`).join(', ')});`,
-      ),
+    ),
   };
 }
 
-/** Four columns a thread: the largest of each block is found in `scratch`, then everyone rounds its own to bytes. */
-function int8Form({ lanes, threads }: Lanes, tile: number): Form {
-  const fours = 8 * lanes;
-  const each = Math.ceil(fours / threads);
-  const whole = fours % threads === 0;
+/** The largest of each block is found in `scratch`, then everyone rounds its own to bytes. */
+function int8Form({ lanes: { lanes }, tile, all }: Share): Form {
   const stride = lanes + 4;
-  const guarded = (i: number, body: string) =>
-    whole || i + 1 < each ? `    ${body}` : `    if (tid + ${i * threads}u < ${fours}u) { ${body} }`;
   return {
-    words: fours,
+    words: 8 * lanes,
     functions: /* wgsl */ `
 // [tile][8 words of four columns][lanes], and a scale for each lane.
 var<workgroup> words: array<u32, ${tile * 8 * stride}>;
@@ -298,15 +336,12 @@ fn stagedBlock(t: u32, lane: u32) -> Encoded {
   let hi = vec4u(words[at + ${4 * stride}u], words[at + ${5 * stride}u], words[at + ${6 * stride}u], words[at + ${7 * stride}u]);
   return encodedOf(lo, hi, scales[t * ${lanes}u + lane]);
 }`,
-    round: (at) => `${unrolled(
+    stage: `${unrolled(
       tile,
-      (t) => `  {
-${t === 0 ? '' : '    workgroupBarrier();'}
-${unrolled(each, (i) => `    let v${i} = ${at(t, whole || i + 1 < each ? `(tid + ${i * threads}u)` : `min(tid + ${i * threads}u, ${fours - 1}u)`)};`)}
-${unrolled(each, (i) => guarded(i, `scratch[tid + ${i * threads}u] = sizeOfFour(v${i});`))}
-    workgroupBarrier();
-${unrolled(each, (i) => guarded(i, `stageBytes(${t}u, tid + ${i * threads}u, v${i});`))}
-  }`,
+      (t) => `  workgroupBarrier();
+${all((i, v) => `scratch[${v}] = sizeOfFour(v${t}_${i});`)}
+  workgroupBarrier();
+${all((i, v) => `stageBytes(${t}u, ${v}, v${t}_${i});`)}`,
     )}
   workgroupBarrier();
 ${unrolled(tile, (t) => `  let x${t} = stagedBlock(${t}u, lane);`)}`,

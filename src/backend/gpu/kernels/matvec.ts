@@ -146,29 +146,19 @@ function matVecKernel(
   };
   const staged = staging({ encoding, lanes, columns, tile, row: (t) => `row${t}`, norm });
   const sums = laneSums(groupRows * tile, lanes);
-  const load = (r: number, b: string) =>
-    choose(
-      ({ matrix, rows, firstGroup: start }) =>
-        `  w${r} = ${encoding.load(matrix, `min((group - ${start}u) * ${groupRows}u + team * ${own}u + ${r}u, ${rows - 1}u) * ${matrix.rowWords}u`, b)};`,
+  const load = (b: string) =>
+    choose(({ matrix, rows, firstGroup: start }) =>
+      unrolled(
+        own,
+        (r) =>
+          `  w${r} = ${encoding.load(matrix, `min((group - ${start}u) * ${groupRows}u + team * ${own}u + ${r}u, ${rows - 1}u) * ${matrix.rowWords}u`, b)};`,
+      ),
     );
-  const declare = unrolled(own, (r) => `  var w${r}: ${encoding.weightType};`);
-  const multiply = (r: number) => unrolled(tile, (t) => `  a${r}_${t} += dotBlock(w${r}, x${t});`);
-  // Bytes are small: all of a lane's weights are on their way while the input is made ready.
-  const round = (b: string, index: string) =>
-    encoding.id === 'int8'
-      ? `${declare}
-${choose((segment) =>
-  unrolled(
-    own,
-    (r) =>
-      `  w${r} = ${encoding.load(segment.matrix, `min((group - ${segment.firstGroup}u) * ${groupRows}u + team * ${own}u + ${r}u, ${segment.rows - 1}u) * ${segment.matrix.rowWords}u`, b)};`,
-  ),
-)}
-${staged.round(index)}
-${unrolled(own, multiply)}`
-      : `${declare}
-${staged.round(index)}
-${unrolled(own, (r) => `${load(r, b)}\n${multiply(r)}`)}`;
+  const round = (b: string, index: string) => `${staged.fetch(index)}
+${unrolled(own, (r) => `  var w${r}: ${encoding.weightType};`)}
+${load(b)}
+${staged.stage}
+${unrolled(own, (r) => unrolled(tile, (t) => `  a${r}_${t} += dotBlock(w${r}, x${t});`))}`;
   const body = /* wgsl */ `
 ${reader.code}
 ${encoding.helpers}

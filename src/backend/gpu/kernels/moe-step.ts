@@ -101,6 +101,7 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   let lane = min(tid, ${inWork - 1}u);
   for (var round = 0u; round < ${rounds}u; round++) {
     let item = min(round * ${inWork}u + lane, ${items - 1}u);
+${staged.fetch('round')}
 ${unrolled(rows, (r) => `    var w${r}: ${encoding.weightType};`)}
     ${
       sharedDown === undefined
@@ -110,7 +111,7 @@ ${unrolled(rows, (r) => `    var w${r}: ${encoding.weightType};`)}
 ${load(sharedDown, '', `item - ${used * blocks}u`)}
     }`
     }
-${staged.round('round')}
+${staged.stage}
     workgroupBarrier();
     if (tid < ${inWork}u && round * ${inWork}u + tid < ${items}u) {
 ${unrolled(rows, (r) => {
