@@ -50,9 +50,12 @@ describe('activations as f16', () => {
         each,
         output: 'x f16',
         norm: norm ? { weight: 'n', epsilon } : undefined,
+        normed: norm ? 'normed' : undefined,
       });
       // Some rows fewer than there is room for, so that what is beyond stays as it was.
       const found = await runProgram(builder, 'prompt', { rows: rows - 1, held: { x, n: weight }, output: 'x f16' });
+      const held = { x, n: weight };
+      const kept = norm ? await runProgram(builder, 'prompt', { rows: rows - 1, held, output: 'normed' }) : undefined;
       const { stride, scales } = halfLayout('x f16', columns, 64 * each);
       const halves = new Uint16Array(found.buffer);
       for (let row = 0; row < (rows - 1) * each; row++) {
@@ -69,6 +72,8 @@ describe('activations as f16', () => {
           return half(halves[row * stride * 8 + 4 * Math.floor(place / 4) + from] as number) * scale;
         });
         near(values.subarray(0, columns), Float32Array.from(expected), 5e-4, `row ${row}`);
+        const f32 = kept?.subarray(row * columns, (row + 1) * columns);
+        if (f32 !== undefined) near(f32, Float32Array.from(expected), 1e-6, `row ${row} in f32`);
         assert.ok(
           values.subarray(columns).every((value) => value === 0),
           `row ${row}: padding`,

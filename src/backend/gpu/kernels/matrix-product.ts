@@ -8,9 +8,14 @@ import { KernelText, rowsOf } from './kernel-text.ts';
 import { type MatrixTile, matrixKernel, raisedBy } from './matrix-tiles.ts';
 import { sigmoidCode } from './moe-layer.ts';
 
+/** The buffer that holds a value's halves. */
+export function halfName(value: ValueName): string {
+  return `${value} f16`;
+}
+
 /** Converts a value for products, once for all that read it. */
 export function halvesOf(builder: Builder, value: ValueName, norm?: RowNorm): HalfLayout {
-  const output = norm === undefined ? `${value} f16` : `${value} f16 ${norm.weight}`;
+  const output = norm === undefined ? halfName(value) : `${halfName(value)} ${norm.weight}`;
   return emitHalf(builder, {
     label: `${value} to f16`,
     input: { kind: 'value', name: value, access: 'read' },

@@ -1,15 +1,15 @@
 /** Experts of many rows on subgroup matrices: as `moe-prompt.ts`, in tiles as high as what an expert has of the run. */
 
 import type { MoeOperation } from '../../../model/graph.ts';
-import type { RunShape } from '../builder.ts';
+import type { Builder, RunShape } from '../builder.ts';
 import type { GpuRow } from '../row.ts';
 import { emitHalf, type HalfLayout } from './half.ts';
 import { KernelText } from './kernel-text.ts';
 import { acceptsMatrix, matrixTolerance } from './matrix.ts';
-import { denseTiles, emitMatrix, emitMatrixGated, gatedKernel, halvesOf } from './matrix-product.ts';
+import { denseTiles, emitMatrix, emitMatrixGated, gatedKernel, halfName, halvesOf } from './matrix-product.ts';
 import { type MatrixTile, matrixKernel, raisedBy } from './matrix-tiles.ts';
 import { acceptsLayer, emitMoe } from './moe.ts';
-import { buffer, type MoeLayer } from './moe-layer.ts';
+import { buffer, type MoeLayer, value } from './moe-layer.ts';
 import { emitCombine, emitSort, type Sorted } from './moe-sort.ts';
 
 export const moeMatrixRows: readonly GpuRow[] = [
@@ -30,10 +30,28 @@ export const moeMatrixRows: readonly GpuRow[] = [
         names.filter((name) => request.weights[name] !== undefined),
       );
     },
-    emit: (operation, builder) =>
-      emitMoe(operation as MoeOperation, builder, { mode: 'prompt', experts: (layer) => emitMatrixExperts(layer) }),
+    emit(operation, builder) {
+      const normed = withNorm(operation as MoeOperation, builder);
+      emitMoe(normed, builder, { mode: 'prompt', experts: (layer) => emitMatrixExperts(layer) });
+    },
   },
 ];
+
+/** The operation on rows that are normed already: in f32 for the router, as halves for the experts, by one dispatch. */
+function withNorm(operation: MoeOperation, builder: Builder): MoeOperation {
+  const { input, norm, output } = operation;
+  if (norm === undefined) return operation;
+  const normed = `${output}.normed`;
+  emitHalf(builder, {
+    label: `${output} norm`,
+    input: value(input, 'read'),
+    columns: builder.width(input),
+    norm,
+    normed,
+    output: halfName(normed),
+  });
+  return { ...operation, input: normed, norm: undefined };
+}
 
 /** The tiles of an expert's two products: of one height. */
 export interface ExpertTiles {
