@@ -86,8 +86,8 @@ describe('activations as f16', () => {
 
 /** Small, so that a device with 16 KiB of workgroup memory runs them; every way in which a tile can be cut. */
 const tiles: Readonly<Record<string, MatrixTile>> = {
-  'one copy, two blocks a turn': { height: 32, rows: 32, across: 2, down: 1, turn: 2, copies: 1, cuts: [1] },
-  'two copies, subgroups both ways': { height: 32, rows: 64, across: 2, down: 2, turn: 1, copies: 2 },
+  'two blocks a turn': { height: 32, rows: 32, across: 2, down: 1, turn: 2, ahead: 1, cuts: [1] },
+  'two turns ahead, subgroups both ways': { height: 32, rows: 64, across: 2, down: 2, turn: 1, ahead: 2 },
 };
 
 describe('products side by side', () => {
@@ -253,7 +253,7 @@ test('experts, with a shared one, of widths that fit nothing', async () => {
   const weights = Object.entries(shapes).map(([name, shape]) => deviceWeight(name, format, shape));
   const values = (name: string) => weights.find(({ weight }) => weight.name === name)?.values as Float32Array;
   const builder = builderOf(64, weights, { x: hidden, y: hidden });
-  const tile = tiles['one copy, two blocks a turn'] as MatrixTile;
+  const tile = tiles['two blocks a turn'] as MatrixTile;
   emitMatrixExperts(layerOf(builder, moe, hidden), { experts: [{ in: tile, out: tile }], dense: [tile] });
   const x = gaussians(rows * hidden, random(2)) as Float32Array<ArrayBuffer>;
   const route = routesOf(rows, moe, 4);

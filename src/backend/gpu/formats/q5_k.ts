@@ -9,11 +9,16 @@ export const q5_k: GpuFormat = {
   activations: 'int8',
   planes: [16, 32, 128],
   reorder: { 1: bitPlanes, 2: nibblePairs },
+  loads: [
+    'quad(row + PLANE_2 + 4u * b)',
+    'quad(row + PLANE_0 + 4u * (b >> 3u))',
+    'vec4u(word(row + PLANE_1 + b), 0u, 0u, 0u)',
+  ],
   codes: /* wgsl */ `${groupScales}
-fn codes32(row: u32, b: u32) -> Codes {
-  let codes = quad(row + PLANE_2 + 4u * b);
-  let fifth = word(row + PLANE_1 + b);
-  let s = groupScales(quad(row + PLANE_0 + 4u * (b >> 3u)), b & 7u);
+fn codesOf(l: array<vec4u, 3>, b: u32) -> Codes {
+  let codes = l[0];
+  let fifth = l[2].x;
+  let s = groupScales(l[1], b & 7u);
   let lo = lowNibbles(codes) | (bitsOf(fifth) << vec4u(4u));
   let hi = highNibbles(codes) | (bitsOf(fifth >> 4u) << vec4u(4u));
   return Codes(lo, hi, s.xx, s.yy);

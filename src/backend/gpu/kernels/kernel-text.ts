@@ -13,6 +13,11 @@ export interface MatrixText {
   readonly decode: string;
   /** `fn (row: u32, b: u32) -> Codes`, of formats that have codes. */
   readonly codes: string;
+  /** Its two halves: `fn (row: u32, b: u32) -> array<vec4u, loads>` and `fn (l: array<vec4u, loads>, b: u32) -> Codes`. */
+  readonly load: string;
+  readonly codesOf: string;
+  /** 0 for formats that have no codes. */
+  readonly loads: number;
   readonly rowWords: number;
   readonly columns: number;
   /** Blocks of 32 columns; columns beyond the last are zero. */
@@ -52,6 +57,9 @@ export class KernelText {
     return {
       decode: `decode32_${binding}`,
       codes: `codes32_${binding}`,
+      load: `loads32_${binding}`,
+      codesOf: `codesOf_${binding}`,
+      loads: format.loads?.length ?? 0,
       rowWords: planeWords(format, columns).rowWords,
       columns,
       blocks: Math.ceil(columns / 32),

@@ -27,8 +27,8 @@ export function halvesOf(builder: Builder, value: ValueName, norm?: RowNorm): Ha
 
 /** By preference; one that makes too few workgroups leaves a large device idle, and the next is taken. */
 export const denseTiles: readonly MatrixTile[] = [
-  { height: 128, rows: 128, across: 4, down: 2, turn: 2, copies: 1 },
-  { height: 64, rows: 64, across: 2, down: 2, turn: 2, copies: 1 },
+  { height: 128, rows: 128, across: 4, down: 2, turn: 2, ahead: 1 },
+  { height: 64, rows: 64, across: 2, down: 2, turn: 2, ahead: 1 },
 ];
 
 /** Workgroups that keep a large device busy. */

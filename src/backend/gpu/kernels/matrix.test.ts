@@ -117,7 +117,7 @@ test('tiles are whole fragments in every subgroup, and fit the workgroup memory 
     // Half of a gated tile's rows are of one matrix, and a thread's load is of one matrix.
     assert.equal((rows / 2) % (16 * across) === 0 || (rows / 2) % (rows / across) === 0, true, what);
     assert.ok(tileBytes(tile) <= 48 * 1024, what);
-    assert.ok(tileThreads(tile) <= 256, what);
+    assert.ok(tileThreads(tile) <= 512, what);
     assert.ok([1, 2].includes(turn), what);
     assert.ok(cuts.length === 0 || down === 1, what);
     assert.ok(
