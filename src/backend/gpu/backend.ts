@@ -233,6 +233,12 @@ export class GpuExecutable implements Executable {
     return this.#recorder.time(step.mode, shape);
   }
 
+  /** As {@link Recorder.timeKinds}, of a step, which is run. */
+  async timeKinds(step: Step, kindOf: (label: string) => string | undefined, repeats = 1) {
+    const { shape } = this.#begin(step);
+    return this.#recorder.timeKinds(step.mode, shape, { kindOf, repeats });
+  }
+
   profile(step: Step, repetitions: number): Promise<RunProfile> {
     return profileRun({
       repetitions,
@@ -253,12 +259,10 @@ export class GpuExecutable implements Executable {
   /**
    * Runs a step `count` times without reading anything back in between, as steps follow each other where the host encodes
    * ahead. `encodeMs` is the host's time to encode and submit all of them, `totalMs` until the device has done them.
-   * @param keep which dispatches, by their labels; the others are left out
    */
   async timeRuns(
     step: Step,
     count: number,
-    keep: (label: string) => boolean = () => true,
   ): Promise<{ readonly encodeMs: number; readonly totalMs: number; readonly dispatches: number }> {
     const { queue } = this.#gpu.device;
     await queue.onSubmittedWorkDone();
@@ -266,7 +270,7 @@ export class GpuExecutable implements Executable {
     for (let i = 0; i < count; i++) {
       const { shape } = this.#begin(step);
       const encoder = this.#gpu.device.createCommandEncoder();
-      this.#recorder.record(encoder, step.mode, shape, keep);
+      this.#recorder.record(encoder, step.mode, shape);
       queue.submit([encoder.finish()]);
     }
     const encodeMs = performance.now() - start;

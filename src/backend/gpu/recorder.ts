@@ -103,21 +103,59 @@ export class Recorder {
   }
 
   /** Puts a run's dispatches into one pass of `encoder`. */
-  record(encoder: GPUCommandEncoder, mode: Mode, run: RunShape, keep?: (label: string) => boolean): void {
+  record(encoder: GPUCommandEncoder, mode: Mode, run: RunShape): void {
     const pass = encoder.beginComputePass();
-    this.dispatches = 0;
+    this.dispatches = this.#fill(pass, this.#recorded[mode], run);
+    pass.end();
+  }
+
+  /** @returns how many dispatches there were */
+  #fill(pass: GPUComputePassEncoder, recorded: readonly Recorded[], run: RunShape): number {
+    let count = 0;
     let last: GPUComputePipeline | undefined;
-    for (const { label, pipeline, group, workgroups } of this.#recorded[mode]) {
-      if (keep?.(label) === false) continue;
+    for (const { pipeline, group, workgroups } of recorded) {
       const [x, y, z] = workgroups(run);
       if (x === 0 || y === 0 || z === 0) continue;
       if (pipeline !== last) pass.setPipeline(pipeline);
       last = pipeline;
       pass.setBindGroup(0, group);
       pass.dispatchWorkgroups(x, y, z);
-      this.dispatches++;
+      count++;
     }
-    pass.end();
+    return count;
+  }
+
+  /**
+   * Runs the dispatches of a run kind by kind, each kind in a pass of its own, `repeats` times over, and says how long they
+   * took by the device's clock: their own time and the gap to the next, without what a pass costs.
+   * @param kindOf the kind of a label; undefined leaves its dispatches out
+   * @returns undefined where the device has no timestamps
+   */
+  async timeKinds(
+    mode: Mode,
+    run: RunShape,
+    { kindOf, repeats }: { readonly kindOf: (label: string) => string | undefined; readonly repeats: number },
+  ): Promise<{ readonly kind: string; readonly dispatches: number; readonly ns: number }[] | undefined> {
+    const kinds = new Map<string, Recorded[]>();
+    for (const recorded of this.#recorded[mode]) {
+      if (recorded.workgroups(run).some((count) => count === 0)) continue;
+      const kind = kindOf(recorded.label);
+      if (kind === undefined) continue;
+      const own = kinds.get(kind);
+      if (own === undefined) kinds.set(kind, [recorded]);
+      else own.push(recorded);
+    }
+    const list = [...kinds];
+    const times = await timePasses(
+      this.#gpu.device,
+      list.map(([, recorded]) => (pass: GPUComputePassEncoder) => {
+        for (let i = 0; i < repeats; i++) this.#fill(pass, recorded, run);
+      }),
+    );
+    return times?.map((ns, index) => {
+      const [kind, recorded] = list[index] as [string, Recorded[]];
+      return { kind, dispatches: recorded.length, ns: ns / repeats };
+    });
   }
 
   /**

@@ -1,5 +1,5 @@
 /**
- * The MoE layer. Step rows take four dispatches: the router's logits with the shared expert's own gate · the choice · gate and
+ * The MoE layer. Step rows take three dispatches: the router's logits with the shared expert's own gate · the choice, gate and
  * up with their product, of all chosen experts and the shared one · down with the weighted sum. Prompt rows sort their
  * (row, rank) pairs by expert and multiply the rows of an expert together.
  */
@@ -125,7 +125,8 @@ export function emitMoe(
   builder.declareBuffer(layer.route, builder.rows * layer.routeWidth * 4);
   builder.declareBuffer(layer.inner, builder.rows * layer.innerWidth * 4);
   emitLogits(layer, mode);
-  emitRoute(layer, mode);
+  // Step rows choose where they need the experts.
+  if (mode === 'prompt') emitRoute(layer, mode);
   experts(layer);
 }
 
