@@ -9,15 +9,15 @@ import { builderOf, deviceWeight, heldOf, runProgram } from '../support/gpu-prog
 
 after(closeGpuTestDevice);
 
-// Parts of unequal size, the last ragged; and a row that is not cut.
-for (const { format, outputs, columns } of [
-  { format: 'F32', outputs: 70, columns: 1157 },
-  { format: 'Q8_0', outputs: 5, columns: 96 },
+// Parts of unequal size, the last ragged, in both heights of tiles; and a row that is not cut.
+for (const { format, outputs, columns, rows } of [
+  { format: 'F32', outputs: 70, columns: 1157, rows: 1900 },
+  { format: 'Q8_0', outputs: 5, columns: 96, rows: 67 },
 ]) {
   test(`${format} [${outputs}, ${columns}]`, async () => {
-    const [rows, width] = [67, outputs + 3];
+    const width = outputs + 3;
     const weight = deviceWeight('w', format, [outputs, columns]);
-    const builder = builderOf(128, [weight], { x: columns, y: width });
+    const builder = builderOf(rows + 61, [weight], { x: columns, y: width });
     builder.declareValue('y', width);
     emitTiledSplit(builder, {
       label: 'y',
@@ -34,7 +34,7 @@ for (const { format, outputs, columns } of [
         output: 'y',
       });
     const found = await run(0, rows);
-    const expected = Float32Array.from({ length: 128 * width }, (_, i) => {
+    const expected = Float32Array.from({ length: (rows + 61) * width }, (_, i) => {
       const [t, r] = [Math.floor(i / width), i % width];
       if (t >= rows || r >= outputs) return 0;
       let sum = 0;
