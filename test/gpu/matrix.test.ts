@@ -14,6 +14,7 @@ import type { MoeLayer } from '../../src/backend/gpu/kernels/moe-layer.ts';
 import { emitMatrixExperts } from '../../src/backend/gpu/kernels/moe-prompt-matrix.ts';
 import { emitSort } from '../../src/backend/gpu/kernels/moe-sort.ts';
 import type { MoeOperation } from '../../src/model/graph.ts';
+import type { FormatId } from '../../src/quant/index.ts';
 import { gaussians, nastyRows, random } from '../conformance/support/blocks.ts';
 import { near, sameBits } from '../conformance/support/compare.ts';
 import { spec } from '../conformance/support/moe-cases.ts';
@@ -84,77 +85,79 @@ describe('activations as f16', () => {
   }
 });
 
-/** Small, so that a device with 16 KiB of workgroup memory runs them; every way in which a tile can be cut. */
-const tiles: Readonly<Record<string, MatrixTile>> = {
-  'two blocks a turn': { height: 32, rows: 32, across: 2, down: 1, turn: 2, ahead: 1, cuts: [1] },
-  'two turns ahead, subgroups both ways': { height: 32, rows: 64, across: 2, down: 2, turn: 1, ahead: 2 },
-};
+/** Small, so that a device with 16 KiB of workgroup memory runs them; with the ways in which a tile can be cut. */
+const low: MatrixTile = { height: 32, rows: 32, across: 2, down: 1, turn: 2, ahead: 1 };
+const sideBySide: readonly {
+  readonly formats: readonly [FormatId, FormatId];
+  readonly columns: number;
+  readonly tile: MatrixTile;
+}[] = [
+  // Five blocks are two turns and a half; F16 has no codes.
+  { formats: ['F16', 'MXFP4'], columns: 160, tile: low },
+  { formats: ['Q8_0', 'Q5_1'], columns: 160, tile: { ...low, ahead: 2 } },
+  {
+    formats: ['Q4_K', 'Q6_K'],
+    columns: 512,
+    tile: { height: 32, rows: 64, across: 2, down: 2, turn: 1, ahead: 2 },
+  },
+];
 
 describe('products side by side', () => {
-  for (const [name, tile] of Object.entries(tiles)) {
-    for (const formats of [
-      ['Q4_K', 'Q6_K'],
-      ['F16', 'MXFP4'],
-      ['NVFP4', 'Q8_0'],
-    ] as const) {
-      // Every tile with one pair, every pair with one tile.
-      if (name !== Object.keys(tiles)[0] && formats[0] !== 'Q4_K') continue;
-      test(`${formats.join(' and ')}, ${name}`, async () => {
-        const columns = formats[0] === 'Q4_K' ? 512 : 192;
-        const [rows, counts] = [70, [33, 50]] as const;
-        const width = counts[0] + counts[1];
-        const weights = formats.map((format, i) => deviceWeight(`w${i}`, format, [counts[i] as number, columns]));
-        const builder = builderOf(128, weights, { x: columns, y: width, add: width });
-        const x = nastyRows(rows, columns, 5);
-        const bias = gaussians(counts[1], random(7)) as Float32Array<ArrayBuffer>;
-        const add = gaussians(rows * width, random(8)) as Float32Array<ArrayBuffer>;
-        emitMatrix(
-          builder,
-          {
-            label: 'y',
-            halves: halvesOf(builder, 'x'),
-            output: { kind: 'value', name: 'y', access: 'write' },
-            outputWidth: width,
-            weights: weights.map(({ weight }, i) => ({ weight, bias: i === 1 ? 'bias' : undefined })),
-            add: 'add',
-          },
-          [tile],
-        );
-        builder.declareValue('y', width);
-        const run = (first: number, count: number) =>
-          runProgram(builder, 'prompt', {
-            rows: count,
-            held: { ...heldOf(weights), x: x.slice(first * columns), add: add.slice(first * width), bias },
-            output: 'y',
-            rewrite: (code) => (code.includes('subgroup_matrix') ? emulatedMatrix(code) : code),
-          });
-        const found = await run(0, rows);
-        for (let t = 0; t < rows; t++) {
-          const expected = Float32Array.from({ length: width }, (_, r) => {
-            const part = r < counts[0] ? 0 : 1;
-            const row = r - (part === 0 ? 0 : counts[0]);
-            const { values } = weights[part] as DeviceWeight;
-            return dot(values, row * columns, x, t * columns, columns) + (part === 1 ? (bias[row] as number) : 0);
-          });
-          // What is added is of another size than some rows' products.
-          const own = found.slice(t * width, (t + 1) * width).map((value, r) => value - (add[t * width + r] as number));
-          const size = Math.hypot(...expected, ...add.subarray(t * width, (t + 1) * width));
-          const error = Math.hypot(...own.map((value, r) => value - (expected[r] as number)));
-          assert.ok(error <= matrixTolerance.relativeRms * size, `row ${t}: ${error} of ${size}`);
-        }
-        assert.ok(
-          found.subarray(rows * width, 128 * width).every((value) => value === 0),
-          'rows beyond the run',
-        );
-        for (const [first, count] of [
-          [69, 1],
-          [5, 33],
-        ] as const) {
-          const some = await run(first, count);
-          sameBits(some.subarray(0, count * width), found.subarray(first * width, (first + count) * width), `${first}`);
-        }
-      });
-    }
+  for (const { formats, columns, tile } of sideBySide) {
+    test(formats.join(' and '), async () => {
+      const [rows, counts] = [70, [33, 50]] as const;
+      const width = counts[0] + counts[1];
+      const weights = formats.map((format, i) => deviceWeight(`w${i}`, format, [counts[i] as number, columns]));
+      const builder = builderOf(128, weights, { x: columns, y: width, add: width });
+      const x = nastyRows(rows, columns, 5);
+      const bias = gaussians(counts[1], random(7)) as Float32Array<ArrayBuffer>;
+      const add = gaussians(rows * width, random(8)) as Float32Array<ArrayBuffer>;
+      emitMatrix(
+        builder,
+        {
+          label: 'y',
+          halves: halvesOf(builder, 'x'),
+          output: { kind: 'value', name: 'y', access: 'write' },
+          outputWidth: width,
+          weights: weights.map(({ weight }, i) => ({ weight, bias: i === 1 ? 'bias' : undefined })),
+          add: 'add',
+        },
+        [tile],
+      );
+      builder.declareValue('y', width);
+      const run = (first: number, count: number) =>
+        runProgram(builder, 'prompt', {
+          rows: count,
+          held: { ...heldOf(weights), x: x.slice(first * columns), add: add.slice(first * width), bias },
+          output: 'y',
+          rewrite: (code) => (code.includes('subgroup_matrix') ? emulatedMatrix(code) : code),
+        });
+      const found = await run(0, rows);
+      for (let t = 0; t < rows; t++) {
+        const expected = Float32Array.from({ length: width }, (_, r) => {
+          const part = r < counts[0] ? 0 : 1;
+          const row = r - (part === 0 ? 0 : counts[0]);
+          const { values } = weights[part] as DeviceWeight;
+          return dot(values, row * columns, x, t * columns, columns) + (part === 1 ? (bias[row] as number) : 0);
+        });
+        // What is added is of another size than some rows' products.
+        const own = found.slice(t * width, (t + 1) * width).map((value, r) => value - (add[t * width + r] as number));
+        const size = Math.hypot(...expected, ...add.subarray(t * width, (t + 1) * width));
+        const error = Math.hypot(...own.map((value, r) => value - (expected[r] as number)));
+        assert.ok(error <= matrixTolerance.relativeRms * size, `row ${t}: ${error} of ${size}`);
+      }
+      assert.ok(
+        found.subarray(rows * width, 128 * width).every((value) => value === 0),
+        'rows beyond the run',
+      );
+      for (const [first, count] of [
+        [69, 1],
+        [5, 33],
+      ] as const) {
+        const some = await run(first, count);
+        sameBits(some.subarray(0, count * width), found.subarray(first * width, (first + count) * width), `${first}`);
+      }
+    });
   }
 });
 
@@ -253,8 +256,7 @@ test('experts, with a shared one, of widths that fit nothing', async () => {
   const weights = Object.entries(shapes).map(([name, shape]) => deviceWeight(name, format, shape));
   const values = (name: string) => weights.find(({ weight }) => weight.name === name)?.values as Float32Array;
   const builder = builderOf(64, weights, { x: hidden, y: hidden });
-  const tile = tiles['two blocks a turn'] as MatrixTile;
-  emitMatrixExperts(layerOf(builder, moe, hidden), { experts: [{ in: tile, out: tile }], dense: [tile] });
+  emitMatrixExperts(layerOf(builder, moe, hidden), { experts: [{ in: low, out: low }], dense: [low] });
   const x = gaussians(rows * hidden, random(2)) as Float32Array<ArrayBuffer>;
   const route = routesOf(rows, moe, 4);
   const run = (first: number, count: number) =>

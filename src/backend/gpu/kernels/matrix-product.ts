@@ -25,9 +25,18 @@ export function halvesOf(builder: Builder, value: ValueName, norm?: RowNorm): Ha
   });
 }
 
-/** By preference; one that makes too few workgroups leaves a large device idle, and the next is taken. */
+/**
+ * By preference; one that makes too few workgroups leaves a large device idle, and the next is taken. These and those below
+ * are what an H200 is fastest with.
+ */
 export const denseTiles: readonly MatrixTile[] = [
   { height: 128, rows: 128, across: 4, down: 2, turn: 2, ahead: 1 },
+  { height: 64, rows: 64, across: 2, down: 2, turn: 2, ahead: 1 },
+];
+
+/** Of matrices side by side, between which a kernel chooses at each load. */
+export const sideBySideTiles: readonly MatrixTile[] = [
+  { height: 128, rows: 128, across: 4, down: 4, turn: 2, ahead: 1 },
   { height: 64, rows: 64, across: 2, down: 2, turn: 2, ahead: 1 },
 ];
 
@@ -88,8 +97,9 @@ export interface MatrixProduct {
 }
 
 /** The products of every row of a prompt run with matrices side by side, in one dispatch. */
-export function emitMatrix(builder: Builder, product: MatrixProduct, tiles = denseTiles): void {
+export function emitMatrix(builder: Builder, product: MatrixProduct, own?: readonly MatrixTile[]): void {
   const { label, weights } = product;
+  const tiles = own ?? (weights.length > 1 ? sideBySideTiles : denseTiles);
   emitTiles(builder, {
     label,
     tiles,

@@ -25,8 +25,6 @@ export interface MatrixTile {
    * memory, which is best for low tiles, whose turns are shorter than a load takes.
    */
   readonly ahead: 1 | 2;
-  /** Numbers of 16 run rows at which a subgroup leaves off when the tile has no more; ascending. Only where `down` is 1. */
-  readonly cuts?: readonly number[];
 }
 
 /** Weight rows that a tile takes from one matrix; `base` and `first` are WGSL of u32. */
@@ -253,26 +251,24 @@ ${unrolled(ahead, (set) => `  var x${set}_${j} = vec4u();`)}`,
   };
 }
 
-/** The products of a turn: 16 columns after 16 columns. */
+/** The products of a turn: 16 columns after 16 columns. A subgroup whose run rows are not there leaves them out. */
 function products(tile: MatrixTile): string {
-  const { height, rows, across, down, turn, cuts = [] } = tile;
+  const { height, rows, across, down, turn } = tile;
   const stride = strideOf(tile);
   const columnFragments = rows / 16 / across;
-  const of = (fragments: number) =>
-    unrolled(2 * turn, (k) => {
-      const right = unrolled(columnFragments, (n) => {
-        const at = `(column + ${16 * n}u) * ${stride}u + ${2 * k}u`;
-        return `      let b${n} = subgroupMatrixLoad<subgroup_matrix_right<f16, 16, 16>, col_major>(&weights, ${at}, ${stride}u);`;
-      });
-      const left = unrolled(fragments, (f) => {
-        const at = `(line + ${16 * f}u) * ${stride}u + ${2 * k}u`;
-        return `      let a${f} = subgroupMatrixLoad<subgroup_matrix_left<f16, 16, 16>, row_major>(&activations, ${at}, ${stride}u);
-${unrolled(columnFragments, (n) => `      sum${f}_${n} = subgroupMatrixMultiplyAccumulate(a${f}, b${n}, sum${f}_${n});`)}`;
-      });
-      return `    {\n${right}\n${left}\n    }`;
+  const all = unrolled(2 * turn, (k) => {
+    const right = unrolled(columnFragments, (n) => {
+      const at = `(column + ${16 * n}u) * ${stride}u + ${2 * k}u`;
+      return `      let b${n} = subgroupMatrixLoad<subgroup_matrix_right<f16, 16, 16>, col_major>(&weights, ${at}, ${stride}u);`;
     });
-  const fewer = cuts.map((cut) => `if (count <= ${16 * cut}u) {\n${of(cut)}\n    } else `).join('');
-  return `    ${fewer}${down === 1 ? '' : 'if (line < count) '}{\n${of(height / 16 / down)}\n    }`;
+    const left = unrolled(height / 16 / down, (f) => {
+      const at = `(line + ${16 * f}u) * ${stride}u + ${2 * k}u`;
+      return `      let a${f} = subgroupMatrixLoad<subgroup_matrix_left<f16, 16, 16>, row_major>(&activations, ${at}, ${stride}u);
+${unrolled(columnFragments, (n) => `      sum${f}_${n} = subgroupMatrixMultiplyAccumulate(a${f}, b${n}, sum${f}_${n});`)}`;
+    });
+    return `    {\n${right}\n${left}\n    }`;
+  });
+  return down === 1 ? all : `    if (line < count) {\n${all}\n    }`;
 }
 
 /** The sums of 16 run rows after 16 go through workgroup memory to whoever writes them. */

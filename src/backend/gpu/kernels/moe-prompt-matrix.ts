@@ -62,8 +62,8 @@ export interface ExpertTiles {
 /** By height; the least that holds what an expert has of a run on average, and half as much again, is taken. */
 export const expertTiles: readonly ExpertTiles[] = [
   {
-    in: { height: 64, rows: 128, across: 4, down: 2, turn: 1, ahead: 2 },
-    out: { height: 64, rows: 128, across: 4, down: 2, turn: 1, ahead: 2 },
+    in: { height: 64, rows: 128, across: 4, down: 1, turn: 1, ahead: 2 },
+    out: { height: 64, rows: 128, across: 8, down: 1, turn: 1, ahead: 2 },
   },
   {
     in: { height: 144, rows: 128, across: 4, down: 3, turn: 2, ahead: 1 },
