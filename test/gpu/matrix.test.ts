@@ -256,7 +256,11 @@ test('experts, with a shared one, of widths that fit nothing', async () => {
   const weights = Object.entries(shapes).map(([name, shape]) => deviceWeight(name, format, shape));
   const values = (name: string) => weights.find(({ weight }) => weight.name === name)?.values as Float32Array;
   const builder = builderOf(64, weights, { x: hidden, y: hidden });
-  emitMatrixExperts(layerOf(builder, moe, hidden), { experts: [{ in: low, out: low }], dense: [low] });
+  emitMatrixExperts(layerOf(builder, moe, hidden), {
+    experts: [{ in: low, out: low }],
+    dense: [low],
+    sortThreads: 128,
+  });
   const x = gaussians(rows * hidden, random(2)) as Float32Array<ArrayBuffer>;
   const route = routesOf(rows, moe, 4);
   const run = (first: number, count: number) =>

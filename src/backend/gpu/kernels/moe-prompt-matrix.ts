@@ -77,9 +77,11 @@ interface Cut {
   readonly sorted: Sorted;
 }
 
-/** @param tiles of the experts' products, and of the shared expert's */
-export function emitMatrixExperts(layer: MoeLayer, tiles = { experts: expertTiles, dense: denseTiles }): void {
-  const choices = tiles.experts;
+/** The shape of an MoE layer's work. A device with subgroup matrices has at least 512 threads in a workgroup (`device.ts`). */
+const shape = { experts: expertTiles, dense: denseTiles, sortThreads: 512 };
+
+export function emitMatrixExperts(layer: MoeLayer, how = shape): void {
+  const choices = how.experts;
   const { operation, builder, hidden, inner, innerWidth, slot, sharedSlot } = layer;
   const { moe, prefix, input } = operation;
   const { used, experts, shared } = moe;
@@ -92,7 +94,14 @@ export function emitMatrixExperts(layer: MoeLayer, tiles = { experts: expertTile
   // Fewer rows never choose a later one.
   const last = chosen({ rows: builder.rows, wanted: 0, visible: 0 });
   const cuts = choices.slice(0, last + 1).map((own, index): Cut => {
-    return { tiles: own, sorted: emitSort(layer, { height: own.in.height, serves: (run) => chosen(run) === index }) };
+    return {
+      tiles: own,
+      sorted: emitSort(layer, {
+        height: own.in.height,
+        serves: (run) => chosen(run) === index,
+        threads: how.sortThreads,
+      }),
+    };
   });
   for (const cut of cuts) emitIn(layer, halves, cut);
   // The inner values of sorted pairs in their order, then those of the shared expert.
@@ -116,7 +125,7 @@ export function emitMatrixExperts(layer: MoeLayer, tiles = { experts: expertTile
       outputWidth: sharedSlot,
       outputOffset: offset,
     };
-    emitMatrixGated(builder, gated, tiles.dense);
+    emitMatrixGated(builder, gated, how.dense);
     const down = {
       label: `${prefix}.shared.down`,
       halves: emitHalf(builder, {
@@ -130,7 +139,7 @@ export function emitMatrixExperts(layer: MoeLayer, tiles = { experts: expertTile
       outputWidth: hidden,
       weights: [{ weight: builder.weight(`${prefix}.shared.down`) }],
     };
-    emitMatrix(builder, down, tiles.dense);
+    emitMatrix(builder, down, how.dense);
   }
   emitCombine(layer);
 }
