@@ -10,7 +10,7 @@ import type { Binding, Builder } from '../builder.ts';
 import { columnsOf, KernelText, type MatrixText, rowReader, rowsOf, unrolled } from './kernel-text.ts';
 import { bindNorm, blocksOf, type Encoding, laneSums, lanesOf, scratchCode, staging, turnsOf } from './lane-product.ts';
 import { type MoeLayer, sigmoidCode } from './moe-layer.ts';
-import { routeCode } from './moe-route.ts';
+import { choosesAlong, routeCode } from './moe-route.ts';
 
 /** A pair of matrices, or a stack of pairs of which a row's route picks. */
 export interface GatedUnit {
@@ -45,7 +45,8 @@ export function emitGated(builder: Builder, gated: Gated): void {
   const used = routed?.layer.operation.moe.used ?? 0;
   const outputs = used * (routed?.wide ?? 0) + (always?.wide ?? 0);
   const lanes = lanesOf(blocksOf(some.gate), outputs, encoding);
-  const { blocks, threads, rounds, teams } = lanes;
+  const { blocks, span, threads, rounds, teams } = lanes;
+  const firstBlock = span === 1 ? 'lane' : '2u * lane';
   // Of each inner value a team has two weight rows.
   const { rows: own, turns } = turnsOf(outputs, lanes, Math.max(1, encoding.mostRows / 2));
   const turnValues = teams * own;
@@ -55,8 +56,11 @@ export function emitGated(builder: Builder, gated: Gated): void {
     .bind({ kind: 'value', name: input, access: 'read' }, 'x', reader.type)
     .bind(output, 'inner', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
-  const choice = routed && routeCode(routed.layer, threads);
-  if (routed !== undefined) text.bind({ kind: 'buffer', name: routed.layer.route, access: 'write' }, 'route', 'u32');
+  const choice = routed && choosesAlong(routed.layer) ? routeCode(routed.layer, threads) : undefined;
+  if (routed !== undefined) {
+    const access = choice === undefined ? 'read' : 'write';
+    text.bind({ kind: 'buffer', name: routed.layer.route, access }, 'route', 'u32');
+  }
   choice?.bind(text);
   bindNorm(text, norm, columns);
   const pair = (unit: GatedUnit) => [text.matrix(unit.gate), text.matrix(unit.up)] as const;
@@ -66,14 +70,17 @@ export function emitGated(builder: Builder, gated: Gated): void {
   const staged = staging({ encoding, lanes, columns, tile: 1, row: () => 't', norm });
   const sums = laneSums(2 * turnValues, lanes);
   // All workgroups choose, one of them writes it down.
+  const ownRank = always === undefined ? 'rank' : `min(rank, ${used - 1}u)`;
   const expertCode =
-    choice === undefined
+    routed === undefined
       ? ''
-      : `${choice.pick}
+      : choice === undefined
+        ? `  let expert = min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u);`
+        : `${choice.pick}
   if (wg.x == 0u && rank == 0u) {
 ${choice.write}
   }
-  let expert = ${always === undefined ? 'pickedExpert(rank)' : `pickedExpert(min(rank, ${used - 1}u))`};`;
+  let expert = pickedExpert(${ownRank});`;
   const loads = (
     [gate, up]: readonly [MatrixText, MatrixText],
     unit: GatedUnit,
@@ -88,8 +95,8 @@ ${choice.write}
       own,
       (r) => `    {
       let at = ${base}min(first + ${turn}${r}u, ${rowsOf(unit.gate) - 1}u);
-      ${name}Gate${r} = ${encoding.load(gate, `at * ${gate.rowWords}u`, b)};
-      ${name}Up${r} = ${encoding.load(up, `at * ${up.rowWords}u`, b)};
+      ${name}Gate${r} = ${encoding.load(gate, { row: `at * ${gate.rowWords}u`, b, span })};
+      ${name}Up${r} = ${encoding.load(up, { row: `at * ${up.rowWords}u`, b, span })};
     }`,
     );
   /** Loads of a turn's weights, of the block `b`. */
@@ -101,10 +108,7 @@ ${choice.write}
     return `  if (rank < ${used}u) {\n${ofRouted}\n  } else {\n${ofAlways}\n  }`;
   };
   const declare = (name: string) =>
-    unrolled(
-      own,
-      (r) => `  var ${name}Gate${r}: ${encoding.weightType};\n  var ${name}Up${r}: ${encoding.weightType};`,
-    );
+    unrolled(own, (r) => `  var ${name}Gate${r}: Weights;\n  var ${name}Up${r}: Weights;`);
   const put = (gateOf: (r: number) => string, upOf: (r: number) => string) => `  if (team < ${teams}u) {
 ${unrolled(
   own,
@@ -132,13 +136,13 @@ ${unrolled(
       inner[t * ${outputWidth}u + ${offset} + own] = select(0.0, silu(g) * u, own < ${ofUnit(({ gate }) => rowsOf(gate))});
     }
   }`;
-  const dotGate = (r: number) => `dotBlock(wGate${r}, x0)`;
-  const dotUp = (r: number) => `dotBlock(wUp${r}, x0)`;
+  const dotGate = (r: number) => `dotLane(wGate${r}, x0)`;
+  const dotUp = (r: number) => `dotLane(wUp${r}, x0)`;
   /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
   const taken = () => `${staged.fetch('0u')}
 ${expertCode}
 ${declare('w')}
-${load('w', 'lane', '')}
+${load('w', firstBlock, '')}
 ${staged.stage}
 ${staged.end}
 ${
@@ -148,7 +152,7 @@ ${write('')}`
     : `  for (var turn = 0u; turn < ${turns}u; turn++) {
 ${declare('next')}
     if (turn + 1u < ${turns}u) {
-${load('next', 'lane', `(turn + 1u) * ${turnValues}u + `)}
+${load('next', firstBlock, `(turn + 1u) * ${turnValues}u + `)}
     }
 ${put(dotGate, dotUp)}
 ${write(`turn * ${turnValues}u + `)}
@@ -160,7 +164,7 @@ ${unrolled(own, (r) => `    wGate${r} = nextGate${r};\n    wUp${r} = nextUp${r};
   const rounded = () => `${expertCode}
 ${unrolled(own, (r) => `  var gate${r} = 0.0;\n  var up${r} = 0.0;`)}
   for (var round = 0u; round < ${rounds}u; round++) {
-    let b = min(round * ${lanes.lanes}u + lane, ${blocks - 1}u);
+    let b = min((round * ${lanes.lanes}u + lane) * ${span}u, ${blocks - span}u);
 ${staged.fetch('round')}
 ${declare('w')}
 ${load('w', 'b', '')}
@@ -177,7 +181,7 @@ ${write('')}`;
 ${reader.code}
 ${sigmoidCode}
 ${choice?.functions ?? ''}
-${encoding.helpers}
+${encoding.helpers(span)}
 ${scratchCode(staged, sums)}
 ${staged.functions}
 ${sums.code}

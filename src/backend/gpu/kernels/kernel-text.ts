@@ -18,6 +18,8 @@ export interface MatrixText {
   readonly codesOf: string;
   /** 0 for formats that have no codes. */
   readonly loads: number;
+  /** `fn (row: u32, b: u32) -> CodesPair`: those of blocks b, an even number, and b + 1. */
+  readonly codesPair: string;
   readonly rowWords: number;
   readonly columns: number;
   /** Blocks of 32 columns; columns beyond the last are zero. */
@@ -60,6 +62,7 @@ export class KernelText {
       load: `loads32_${binding}`,
       codesOf: `codesOf_${binding}`,
       loads: format.loads?.length ?? 0,
+      codesPair: `codesPair_${binding}`,
       rowWords: planeWords(format, columns).rowWords,
       columns,
       blocks: Math.ceil(columns / 32),

@@ -77,19 +77,18 @@ interface Shape {
 function shapeOf({ weights, encoding, norm }: MatVec, tile: number): Shape {
   const total = weights.reduce((sum, { weight }) => sum + rowsOf(weight), 0);
   const lanes = lanesOf(blocksOf((weights[0] as { weight: Weight }).weight), total, encoding);
+  const inWork = lanes.lanes * lanes.span;
   const wordsOf = (rows: number) => {
     const sums = lanes.teams * rows * tile * (lanes.lanes + 1);
     const segments = lanes.teams * rows * tile * 8;
     return (
       segments +
-      (encoding.id === 'f32'
-        ? 32 * (lanes.lanes + 1) + sums
-        : tile * (9 * lanes.lanes + 32) + Math.max(8 * lanes.lanes, sums)) +
+      (encoding.id === 'f32' ? 32 * (inWork + 1) + sums : tile * (9 * inWork + 32) + Math.max(8 * inWork, sums)) +
       (norm === undefined ? 0 : tile * (lanes.threads + 16))
     );
   };
   let { mostRows } = encoding;
-  while (mostRows > 1 && wordsOf(mostRows) > MEMORY_WORDS) mostRows /= 2;
+  while (mostRows > lanes.span && wordsOf(mostRows / lanes.span) > MEMORY_WORDS) mostRows /= 2;
   const turns = turnsOf(total, lanes, mostRows);
   return { lanes, turns, words: wordsOf(turns.rows) };
 }
@@ -110,7 +109,7 @@ function matVecKernel(
     lanes,
     turns: { rows: own, turns },
   } = shapeOf(product, tile);
-  const { blocks, threads, rounds, teams } = lanes;
+  const { blocks, span, threads, rounds, teams } = lanes;
   const turnRows = teams * own;
   const groupRows = turns * turnRows;
 
@@ -157,10 +156,10 @@ function matVecKernel(
     choose(({ matrix, rows, firstGroup: start }) =>
       unrolled(own, (r) => {
         const row = `(group - ${start}u) * ${groupRows}u + ${turn}team * ${own}u + ${r}u`;
-        return `  ${name}${r} = ${encoding.load(matrix, `min(${row}, ${rows - 1}u) * ${matrix.rowWords}u`, b)};`;
+        return `  ${name}${r} = ${encoding.load(matrix, { row: `min(${row}, ${rows - 1}u) * ${matrix.rowWords}u`, b, span })};`;
       }),
     );
-  const declare = (name: string) => unrolled(own, (r) => `  var ${name}${r}: ${encoding.weightType};`);
+  const declare = (name: string) => unrolled(own, (r) => `  var ${name}${r}: Weights;`);
   const put = (value: (r: number, t: number) => string) =>
     `  if (team < ${teams}u) {
 ${unrolled(own, (r) => unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}u) * ${tile}u + ${t}u, lane, ${value(r, t)});`))}
@@ -179,12 +178,13 @@ ${unrolled(own, (r) => unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}
       }`,
     )}
   }`;
-  const dot = (r: number, t: number) => `dotBlock(w${r}, x${t})`;
+  const firstBlock = span === 1 ? 'lane' : '2u * lane';
+  const dot = (r: number, t: number) => `dotLane(w${r}, x${t})`;
   const turn = turns === 1 ? '' : `turn * ${turnRows}u + `;
   /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
   const taken = () => `${staged.fetch('0u')}
 ${declare('w')}
-${load('w', 'lane', '')}
+${load('w', firstBlock, '')}
 ${staged.stage}
 ${staged.end}
 ${
@@ -194,7 +194,7 @@ ${write('')}`
     : `  for (var turn = 0u; turn < ${turns}u; turn++) {
 ${declare('next')}
     if (turn + 1u < ${turns}u) {
-${load('next', 'lane', `(turn + 1u) * ${turnRows}u + `)}
+${load('next', firstBlock, `(turn + 1u) * ${turnRows}u + `)}
     }
 ${put(dot)}
 ${write(turn)}
@@ -205,7 +205,7 @@ ${unrolled(own, (r) => `    w${r} = next${r};`)}
   /** Longer rows: sums grow over the rounds. */
   const rounded = () => `${unrolled(own, (r) => unrolled(tile, (t) => `  var a${r}_${t} = 0.0;`))}
   for (var round = 0u; round < ${rounds}u; round++) {
-    let b = min(round * ${lanes.lanes}u + lane, ${blocks - 1}u);
+    let b = min((round * ${lanes.lanes}u + lane) * ${span}u, ${blocks - span}u);
 ${staged.fetch('round')}
 ${declare('w')}
 ${load('w', 'b', '')}
@@ -217,7 +217,7 @@ ${put((r, t) => `a${r}_${t}`)}
 ${write('')}`;
   const body = /* wgsl */ `
 ${reader.code}
-${encoding.helpers}
+${encoding.helpers(span)}
 ${scratchCode(staged, sums)}
 ${staged.functions}
 ${sums.code}

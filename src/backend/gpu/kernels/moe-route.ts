@@ -1,7 +1,7 @@
 /**
  * Which experts a row takes and with what weights, by a workgroup. An expert's rank is how many others go before it, so that
  * the choice takes no rounds and ties go to the lower index. Prompts make the choice in a dispatch of its own; for step rows
- * every workgroup that needs a row's experts makes it anew, since a dispatch takes longer.
+ * every workgroup that needs a row's experts makes it anew, since a dispatch takes longer (but for very many experts).
  */
 
 import type { Mode } from '../../kernel.ts';
@@ -11,6 +11,11 @@ import { blockMax, blockSum, f32Literal, LEAST } from './snippets.ts';
 
 /** A NaN that no compiler can fold away: it is only ever written as bits. */
 const NAN_BITS = '0x7fc00000u';
+
+/** Whether a step's choice is made by who needs the experts: where it fits into workgroup memory beside their products. */
+export function choosesAlong({ operation }: MoeLayer): boolean {
+  return operation.moe.experts <= 256;
+}
 
 /** WGSL of the choice for the row `t` by the threads `tid`; a module has it once. */
 export interface RouteCode {

@@ -14,7 +14,7 @@ import { acceptsEncoding, type Encoding, f32Encoding, int8Encoding } from './lan
 import { emitMatVec } from './matvec.ts';
 import { buffer, type MoeLayer } from './moe-layer.ts';
 import { emitPromptExperts } from './moe-prompt.ts';
-import { emitRoute } from './moe-route.ts';
+import { choosesAlong, emitRoute } from './moe-route.ts';
 import { emitStepExperts, MAX_INNER_BLOCKS } from './moe-step.ts';
 import { emitRowNorm } from './rowwise.ts';
 import { emitTiledSplit } from './tiled-split.ts';
@@ -125,8 +125,7 @@ export function emitMoe(
   builder.declareBuffer(layer.route, builder.rows * layer.routeWidth * 4);
   builder.declareBuffer(layer.inner, builder.rows * layer.innerWidth * 4);
   emitLogits(layer, mode);
-  // Step rows choose where they need the experts.
-  if (mode === 'prompt') emitRoute(layer, mode);
+  if (mode === 'prompt' || !choosesAlong(layer)) emitRoute(layer, mode);
   experts(layer);
 }
 
