@@ -8,20 +8,15 @@ export const q2_k: GpuFormat = {
   activations: 'int8',
   planes: [16, 64, 4],
   reorder: { 1: bitPairs },
-  raw: {
-    load: /* wgsl */ `
-fn rawOf(row: u32, b: u32) -> Raw {
-  let codes = pair(row + PLANE_1 + 2u * b);
-  return Raw(vec4u(codes, word(row + PLANE_0 + (b >> 1u)), word(row + PLANE_2 + (b >> 3u))), vec4u(), 0u);
-}`,
-    codes: /* wgsl */ `
-fn codesOf(raw: Raw, b: u32) -> Codes {
-  let packed = raw.a.z >> ((b & 1u) * 16u);
-  let d = halves(raw.a.w);
+  loads: ['vec4u(pair(row + PLANE_1 + 2u * b), word(row + PLANE_0 + (b >> 1u)), word(row + PLANE_2 + (b >> 3u)))'],
+  codes: /* wgsl */ `
+fn codesOf(l: array<vec4u, 1>, b: u32) -> Codes {
+  let codes = l[0].xy;
+  let packed = l[0].z >> ((b & 1u) * 16u);
+  let d = halves(l[0].w);
   let scale = d.x * vec2f(vec2u(packed, packed >> 8u) & vec2u(15u));
   let minimum = d.y * vec2f(vec2u(packed >> 4u, packed >> 12u) & vec2u(15u));
-  return Codes(bitPairsOf(raw.a.x), bitPairsOf(raw.a.y), scale, minimum);
+  return Codes(bitPairsOf(codes.x), bitPairsOf(codes.y), scale, minimum);
 }`,
-  },
   decode: `return affine32(codes32(row, b));`,
 };

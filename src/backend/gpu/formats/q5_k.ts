@@ -9,32 +9,36 @@ export const q5_k: GpuFormat = {
   activations: 'int8',
   planes: [16, 32, 128],
   reorder: { 1: bitPlanes, 2: nibblePairs },
-  helpers: groupScales,
-  raw: {
-    load: /* wgsl */ `
-fn rawOf(row: u32, b: u32) -> Raw {
-  return Raw(quad(row + PLANE_2 + 4u * b), quad(row + PLANE_0 + 4u * (b >> 3u)), word(row + PLANE_1 + b));
+  loads: [
+    'quad(row + PLANE_2 + 4u * b)',
+    'quad(row + PLANE_0 + 4u * (b >> 3u))',
+    'vec4u(word(row + PLANE_1 + b), 0u, 0u, 0u)',
+  ],
+  codes: /* wgsl */ `${groupScales}
+fn codesOf(l: array<vec4u, 3>, b: u32) -> Codes {
+  let codes = l[0];
+  let fifth = l[2].x;
+  let s = groupScales(l[1], b & 7u);
+  let lo = lowNibbles(codes) | (bitsOf(fifth) << vec4u(4u));
+  let hi = highNibbles(codes) | (bitsOf(fifth >> 4u) << vec4u(4u));
+  return Codes(lo, hi, s.xx, s.yy);
 }`,
+  pair: {
+    loads: [
+      'quad(row + PLANE_2 + 4u * b)',
+      'quad(row + PLANE_2 + 4u * b + 4u)',
+      'quad(row + PLANE_0 + 4u * (b >> 3u))',
+      'vec4u(pair(row + PLANE_1 + b), 0u, 0u)',
+    ],
     codes: /* wgsl */ `
-fn withFifth(raw: Raw, scale: f32, minimum: f32) -> Codes {
-  let lo = lowNibbles(raw.a) | (bitsOf(raw.c) << vec4u(4u));
-  let hi = highNibbles(raw.a) | (bitsOf(raw.c >> 4u) << vec4u(4u));
-  return Codes(lo, hi, vec2f(scale), vec2f(minimum));
+fn withFifth(codes: vec4u, fifth: u32, s: vec2f) -> Codes {
+  let lo = lowNibbles(codes) | (bitsOf(fifth) << vec4u(4u));
+  let hi = highNibbles(codes) | (bitsOf(fifth >> 4u) << vec4u(4u));
+  return Codes(lo, hi, s.xx, s.yy);
 }
-fn codesOf(raw: Raw, b: u32) -> Codes {
-  let s = groupScales(raw.b, b & 7u);
-  return withFifth(raw, s.x, s.y);
-}`,
-    loadPair: /* wgsl */ `
-fn rawPair(row: u32, b: u32) -> RawPair {
-  let at = row + PLANE_2 + 4u * b;
-  let fifths = pair(row + PLANE_1 + b);
-  return RawPair(Raw(quad(at), quad(row + PLANE_0 + 4u * (b >> 3u)), fifths.x), Raw(quad(at + 4u), vec4u(), fifths.y));
-}`,
-    codesPair: /* wgsl */ `
-fn codesPair(raw: RawPair, b: u32) -> CodesPair {
-  let s = groupScalesPair(raw.first.b, b & 7u);
-  return CodesPair(withFifth(raw.first, s.x, s.y), withFifth(raw.second, s.z, s.w));
+fn codesPair(l: array<vec4u, 4>, b: u32) -> CodesPair {
+  let s = groupScalesPair(l[2], b & 7u);
+  return CodesPair(withFifth(l[0], l[3].x, s.xy), withFifth(l[1], l[3].y, s.zw));
 }`,
   },
   decode: `return affine32(codes32(row, b));`,

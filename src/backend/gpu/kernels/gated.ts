@@ -190,7 +190,7 @@ ${write('')}`;
 ${reader.code}
 ${sigmoidCode}
 ${choice?.functions ?? ''}
-${encoding.helpers(span)}
+${encoding.helpers(span, [...(routedPair ?? []), ...(alwaysPair ?? [])])}
 ${scratchCode(staged, sums)}
 ${staged.functions}
 ${sums.code}

@@ -5,19 +5,25 @@ import type { Weight } from '../../../model/weights.ts';
 import type { FormatId } from '../../../quant/index.ts';
 import type { Binding } from '../builder.ts';
 import { gpuFormat } from '../formats/index.ts';
-import { planeWords, weightCode } from '../formats.ts';
+import { pairLoads, planeWords, weightCode } from '../formats.ts';
 import { weightHelpers } from '../wgsl.ts';
 
 /** How WGSL reads a bound matrix. */
 export interface MatrixText {
   /** `fn (row: u32, b: u32) -> array<vec4f, 8>`; `row` counts words. */
   readonly decode: string;
-  readonly format: FormatId;
-  /** `fn (row: u32, b: u32) -> Raw` and `fn (raw: Raw, b: u32) -> Codes`, and the same for pairs: of formats that have them. */
-  readonly raw: string;
+  /** `fn (row: u32, b: u32) -> Codes`, of formats that have codes. */
   readonly codes: string;
-  readonly rawPair: string;
+  /** Its two halves: `fn (row: u32, b: u32) -> array<vec4u, loads>` and `fn (l: array<vec4u, loads>, b: u32) -> Codes`. */
+  readonly load: string;
+  readonly codesOf: string;
+  /** 0 for formats that have no codes. */
+  readonly loads: number;
+  /** The same of blocks b, an even number, and b + 1: `array<vec4u, pairLoads>`, CodesPair. */
+  readonly loadPair: string;
   readonly codesPair: string;
+  readonly pairLoads: number;
+  readonly format: FormatId;
   readonly rowWords: number;
   readonly columns: number;
   /** Blocks of 32 columns; columns beyond the last are zero. */
@@ -56,11 +62,14 @@ export class KernelText {
     this.bindings.push({ kind: 'weight', name: weight.name });
     return {
       decode: `decode32_${binding}`,
-      format: weight.format,
-      raw: `rawOf_${binding}`,
-      codes: `codesOf_${binding}`,
-      rawPair: `rawPair_${binding}`,
+      codes: `codes32_${binding}`,
+      load: `loads32_${binding}`,
+      codesOf: `codesOf_${binding}`,
+      loads: format.loads?.length ?? 0,
+      loadPair: `loadsPair_${binding}`,
       codesPair: `codesPair_${binding}`,
+      pairLoads: pairLoads(format).length,
+      format: weight.format,
       rowWords: planeWords(format, columns).rowWords,
       columns,
       blocks: Math.ceil(columns / 32),

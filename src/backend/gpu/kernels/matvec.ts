@@ -244,7 +244,10 @@ ${unrolled(own, (r) => putRow(r, (t) => `a${r}_${t}`))}
 ${write('')}`;
   const body = /* wgsl */ `
 ${reader.code}
-${encoding.helpers(span)}
+${encoding.helpers(
+  span,
+  segments.map(({ matrix }) => matrix),
+)}
 ${scratchCode(staged, sums)}
 ${staged.functions}
 ${sums.code}

@@ -151,7 +151,7 @@ ${put}
   }
 ${write('')}`;
   const code = text.code(/* wgsl */ `
-${encoding.helpers(span)}
+${encoding.helpers(span, sharedDown === undefined ? [down] : [down, sharedDown])}
 ${apart ? scratchCode(staged) : scratchCode(staged, partials)}
 ${apart ? `var<workgroup> partial: array<f32, ${partials.words}>;` : ''}
 var<workgroup> made: array<f32, ${units * rows}>;
