@@ -24,6 +24,35 @@ const wanted = ['shader-f16', 'subgroups', 'timestamp-query', 'chromium-experime
 /** The same of the shading language. */
 const wantedOfLanguage = ['packed_4x8_integer_dot_product'] as const;
 
+/**
+ * Subgroup matrices as kernels use them: 16×16×16 of f16 with f32 sums, subgroups of 32 that know their number, and 48 KiB
+ * of workgroup memory.
+ */
+const MATRIX = 'subgroup-matrix-f16';
+
+interface MatrixConfig {
+  readonly M: number;
+  readonly N: number;
+  readonly K: number;
+  readonly componentType: string;
+  readonly resultComponentType: string;
+}
+
+function offersMatrix({ features, info, limits }: GPUAdapter, language: ReadonlySet<string>): boolean {
+  const { subgroupMatrixConfigs: configs = [] } = info as { readonly subgroupMatrixConfigs?: readonly MatrixConfig[] };
+  return (
+    ['shader-f16', 'subgroups', 'chromium-experimental-subgroup-matrix'].every((name) => features.has(name)) &&
+    language.has('subgroup_id') &&
+    info.subgroupMinSize === 32 &&
+    info.subgroupMaxSize === 32 &&
+    limits.maxComputeWorkgroupStorageSize >= 48 * 1024 &&
+    configs.some(
+      ({ M, N, K, componentType, resultComponentType }) =>
+        M === 16 && N === 16 && K === 16 && componentType === 'f16' && resultComponentType === 'f32',
+    )
+  );
+}
+
 /** Limits that are raised to what the adapter has. */
 const raised = [
   'maxBufferSize',
@@ -60,6 +89,7 @@ export function adapterFacts(adapter: GPUAdapter, language: ReadonlySet<string> 
     features: [
       ...wanted.filter((feature) => adapter.features.has(feature)),
       ...wantedOfLanguage.filter((feature) => language.has(feature)),
+      ...(offersMatrix(adapter, language) ? [MATRIX] : []),
     ],
     maxBufferBytes: adapter.limits.maxBufferSize,
     maxBindingBytes: adapter.limits.maxStorageBufferBindingSize,
