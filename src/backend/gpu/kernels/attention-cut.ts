@@ -18,11 +18,14 @@ export const SUMS = 'attention sums';
 /** Chunks of a row at the most, and bytes that all may take before they get longer. */
 const MOST_CHUNKS = 128;
 const PART_BYTES = 2 ** 27;
-const COMBINE_THREADS = 128;
+/** Threads that put a row's chunks together, at least one a chunk; and what each has under way at a time. */
+const COMBINE_THREADS = 256;
+const LOADS = 4;
+
 export interface Cut {
   /** Chunks of a row, at the most. */
   readonly chunks: number;
-  /** WGSL of `fn chunkLength(visible: u32) -> u32`: positions of a chunk of a row that sees so many; whole pages or a part of one. */
+  /** WGSL of `fn chunkLength(visible: u32) -> u32`: positions of a chunk of a row that sees so many; whole pages. */
   readonly code: string;
   /** Chunks of any row that sees at most so many positions. */
   chunksOf(visible: number): number;
@@ -45,18 +48,66 @@ export function declareParts({ heads, valueDim }: AttentionOperation, builder: B
   builder.declareBuffer(SUMS, MAX_STEP_ROWS * chunks * heads * 8);
 }
 
+/** WGSL that weighs a row's chunks: `weights` of each, and `all`, the sum of all weights. */
+interface Weighing {
+  readonly functions: string;
+  readonly loads: string;
+  readonly weights: string;
+}
+
+/** A thread a chunk: there are never more. */
+function blockWeighing(heads: number, chunks: number): Weighing {
+  return {
+    functions: `${blockMax(COMBINE_THREADS, LEAST)}\n${blockSum(COMBINE_THREADS)}`,
+    loads: `  var own = vec2f(${LEAST}, 0f);
+  if (thread < count) { own = sums[(row * ${heads}u + head) * ${chunks}u + thread]; }`,
+    weights: `  let top = blockMax(thread, own.x);
+  let weight = select(0f, exp2(own.x - top), thread < count);
+  weights[thread] = weight;
+  let all = blockSum(thread, weight * own.y);`,
+  };
+}
+
+/** Each subgroup, of 32 lanes, weighs all chunks by itself: there is one barrier in place of six. */
+function subgroupWeighing(heads: number, chunks: number): Weighing {
+  const own = Array.from({ length: Math.ceil(chunks / 32) }, (_, i) => i);
+  const masks = [16, 8, 4, 2, 1];
+  return {
+    functions: '',
+    loads: own
+      .map(
+        (i) => `  var own${i} = vec2f(${LEAST}, 0f);
+  if (lane + ${i * 32}u < count) { own${i} = sums[(row * ${heads}u + head) * ${chunks}u + lane + ${i * 32}u]; }`,
+      )
+      .join('\n'),
+    weights: `  var top = ${LEAST};
+${own.map((i) => `  top = max(top, own${i}.x);`).join('\n')}
+${masks.map((mask) => `  top = max(top, subgroupShuffleXor(top, ${mask}u));`).join('\n')}
+  var all = 0f;
+${own
+  .map(
+    (i) => `  let weight${i} = exp2(own${i}.x - top);
+  all = fma(weight${i}, own${i}.y, all);
+  if (thread < 32u) { weights[lane + ${i * 32}u] = weight${i}; }`,
+  )
+  .join('\n')}
+${masks.map((mask) => `  all += subgroupShuffleXor(all, ${mask}u);`).join('\n')}
+  workgroupBarrier();`,
+  };
+}
+
 /** A workgroup takes one query head of a row: it weighs the row's chunks by their largest scores and adds them up. */
 export function combineDispatch(
   operation: AttentionOperation,
   builder: Builder,
-  { chunks, code }: Cut,
-  variant: { threads?: number; loads?: number } = {},
+  { cut: { chunks, code }, subgroups = false }: { readonly cut: Cut; readonly subgroups?: boolean },
 ): Dispatch {
-  const { threads = COMBINE_THREADS, loads = 4 } = variant;
   const { layer, output, heads, valueDim } = operation;
   const valueFours = valueDim / 4;
-  const slices = powerOfTwoUpTo(Math.min(16, threads / valueFours));
-  const each = (line: (i: number) => string) => Array.from({ length: loads }, (_, i) => line(i)).join('\n');
+  const slices = powerOfTwoUpTo(Math.min(16, COMBINE_THREADS / valueFours));
+  const load = (i: number) =>
+    `part${i} = parts[((row * ${chunks}u + chunk + ${i * slices}u) * ${heads}u + head) * ${valueFours}u + four];`;
+  const each = (line: (i: number) => string) => Array.from({ length: LOADS }, (_, i) => line(i)).join('\n');
   const { text, bindings } = declare([
     [{ kind: 'buffer', name: PARTS, access: 'read' }, 'parts', 'vec4f'],
     [{ kind: 'buffer', name: SUMS, access: 'read' }, 'sums', 'vec2f'],
@@ -64,47 +115,41 @@ export function combineDispatch(
     STEP,
   ]);
   const at = builder.step;
+  const weighing = subgroups ? subgroupWeighing(heads, chunks) : blockWeighing(heads, chunks);
   return {
     label: `layers.${layer}.attention combine`,
     bindings,
-    code: `${text}
+    code: `${subgroups ? 'enable subgroups;\n' : ''}${text}
 ${code}
-${blockMax(threads, LEAST)}
-${blockSum(threads)}
-var<workgroup> weights: array<f32, ${threads}>;
-var<workgroup> mixed: array<vec4f, ${threads}>;
+${weighing.functions}
+var<workgroup> weights: array<f32, ${COMBINE_THREADS}>;
+var<workgroup> mixed: array<vec4f, ${COMBINE_THREADS}>;
 
-@compute @workgroup_size(${threads})
-fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) thread: u32) {
+@compute @workgroup_size(${COMBINE_THREADS})
+fn main(
+  @builtin(workgroup_id) workgroup: vec3u,
+  @builtin(local_invocation_index) thread: u32,${subgroups ? '\n  @builtin(subgroup_invocation_id) invocation: u32,' : ''}
+) {${subgroups ? '\n  let lane = invocation % 32u;' : ''}
   let row = workgroup.y;
   let head = workgroup.x;
   if (row >= step[${at.rows}]) { return; }
   let visible = step[${at.positions}u + row] + 1u;
   let length = chunkLength(visible);
   let count = (visible + length - 1u) / length;
-  // A thread a chunk: there are never more.
-  var own = vec2f(${LEAST}, 0f);
-  if (thread < count) { own = sums[(row * ${heads}u + head) * ${chunks}u + thread]; }
-  let top = blockMax(thread, own.x);
-  let weight = select(0f, exp2(own.x - top), thread < count);
-  weights[thread] = weight;
-  let all = blockSum(thread, weight * own.y);
-
+${weighing.loads}
   let slice = thread / ${valueFours}u;
   let four = thread % ${valueFours}u;
+  // Some loads at a time, the first before their weights are known; those beyond the last chunk have the weight 0.
+  var chunk = select(count, slice, slice < ${slices}u);
+${each((i) => `  var part${i} = vec4f();`)}
+${each((i) => `  if (chunk + ${i * slices}u < count) { ${load(i)} }`)}
+${weighing.weights}
+
   var sum = vec4f();
-  if (slice < ${slices}u) {
-    // Some loads at a time; what lies beyond the last chunk has the weight 0 and is read again from the last.
-    for (var chunk = slice; chunk < count; chunk += ${loads * slices}u) {
-${each(
-  (i) => `      let chunk${i} = min(chunk + ${i * slices}u, count - 1u);
-      let part${i} = parts[((row * ${chunks}u + chunk${i}) * ${heads}u + head) * ${valueFours}u + four];`,
-)}
-${each(
-  (i) =>
-    `      sum = fma(vec4f(${i === 0 ? 'weights[chunk]' : `select(0f, weights[chunk${i}], chunk + ${i * slices}u < count)`}), part${i}, sum);`,
-)}
-    }
+  while (chunk < count) {
+${each((i) => `    sum = fma(vec4f(weights[${i === 0 ? 'chunk' : `min(chunk + ${i * slices}u, count - 1u)`}]), part${i}, sum);`)}
+    chunk += ${LOADS * slices}u;
+${each((i) => `    part${i} = vec4f();\n    if (chunk + ${i * slices}u < count) { ${load(i)} }`)}
   }
   mixed[thread] = sum;
   workgroupBarrier();

@@ -25,7 +25,7 @@ const powerOfTwoUpTo = (x: number) => 2 ** Math.floor(Math.log2(x));
 export function stepDispatches(operation: AttentionOperation, builder: Builder): readonly Dispatch[] {
   const cut = cutOf(operation, builder.context);
   declareParts(operation, builder, cut);
-  return [chunkDispatch(operation, builder, cut), combineDispatch(operation, builder, cut)];
+  return [chunkDispatch(operation, builder, cut), combineDispatch(operation, builder, { cut })];
 }
 
 /**

@@ -94,7 +94,7 @@ const matrixRows: readonly Kernel[] = [
     modes: ['step'],
     tolerance: attentionTolerances.f16,
     accepts: matrixAccepted,
-    attend: (operation, builder) => matrixStepDispatches(operation, builder),
+    attend: matrixStepDispatches,
   },
 ];
 
