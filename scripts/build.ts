@@ -44,9 +44,12 @@ function copyAssets(): void {
  */
 function bundleWorkers(): void {
   buildSync({
-    entryPoints: ['engine/engine-worker.js', 'backend/cpu/cpu-worker.js', 'tokenizer/template-worker.js'].map((path) =>
-      join(dist, path),
-    ),
+    entryPoints: [
+      'engine/engine-worker.js',
+      'backend/cpu/cpu-worker.js',
+      'backend/gpu/plane-worker.js',
+      'tokenizer/template-worker.js',
+    ].map((path) => join(dist, path)),
     outdir: join(dist, 'workers'),
     entryNames: '[name]',
     bundle: true,

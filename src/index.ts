@@ -1,5 +1,6 @@
 /** The public API of Conclave. */
 
+export type { DeviceBandwidth, KernelTime, RunProfile } from './backend/backend.ts';
 export { load, planModel } from './engine/load.ts';
 export type {
   ChatMessage,
@@ -10,6 +11,7 @@ export type {
   ModelInfo,
   Part,
   PrintablePlan,
+  Profile,
   Prompt,
   SamplingOptions,
   Session,

@@ -37,9 +37,44 @@ export interface Executable {
   run(step: Step): Promise<Float32Array>;
   /** After a run, a copy of a named value [T, width], where the backend still has it (the reference keeps all). */
   value?(name: string): Float32Array | Promise<Float32Array>;
+  /**
+   * Runs a step some times over and says where the time goes: medians of `repetitions`. Absent where the backend does not
+   * know.
+   */
+  profile?(step: Step, repetitions: number): Promise<RunProfile>;
+  /** Measures how fast the device reads its memory; gives nothing where that cannot be told. */
+  bandwidth?(): Promise<DeviceBandwidth | undefined>;
   /** Bytes held at the most, as the backend counted them. */
   readonly bytes: number;
   dispose(): Promise<void>;
+}
+
+/** Where the time of a run of the graph goes. */
+export interface RunProfile {
+  /** Commands that the device is given to compute, one after the other. */
+  readonly dispatches: number;
+  /** Milliseconds of the host from being asked to the submission of all of them. */
+  readonly encodeMs: number;
+  /** Milliseconds from being asked to the result in the host's memory. */
+  readonly runMs: number;
+  /**
+   * By the device's clock, each dispatch in a pass of its own, the same kernel of all layers together; the longest first.
+   * Absent where the device has no clock.
+   */
+  readonly kernels?: readonly KernelTime[];
+}
+
+export interface KernelTime {
+  readonly label: string;
+  readonly dispatches: number;
+  /** Nanoseconds of all of them. */
+  readonly ns: number;
+}
+
+export interface DeviceBandwidth {
+  readonly bytesPerSecond: number;
+  /** The size of the region that was read. */
+  readonly bytes: number;
 }
 
 export interface LoadProgress {

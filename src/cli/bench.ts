@@ -1,54 +1,43 @@
-/** `conclave bench`: prefill and decode speed over several runs, and how much of the machine's memory bandwidth they use. */
+/**
+ * `conclave bench`: prefill and decode speed over several runs, where a GPU's time goes, and how much of the memory's
+ * bandwidth decoding uses.
+ */
 
-import type { GenerateOptions, Model, Usage } from '../engine/types.ts';
+import type { DeviceBandwidth } from '../backend/backend.ts';
+import type { GenerateOptions, Model, Profile, Session, Usage } from '../engine/types.ts';
 import { InternalError, UsageError } from '../errors.ts';
 import { collect, loadModel } from './answer.ts';
 import { describeFlags, parseFlags, refusePositional } from './args.ts';
 import { measureBandwidth } from './bandwidth.ts';
+import { type BenchProfile, type BenchResult, describeBench, type Series } from './bench-text.ts';
 import { type Context, write } from './context.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
 import { benchFlags } from './flags.ts';
-import { columns, showBytes, showPlural, showRate, showTime, toJson } from './format.ts';
+import { showCount, toJson } from './format.ts';
 import { modelNameOf } from './options.ts';
+
+/** Runs that the figures of a profile are medians of. */
+const PROFILE_REPETITIONS = 3;
 
 export const benchHelp = `Measure prefill and decode speed.
 
   conclave bench -m model.gguf -p 512 -n 128 -r 5
-  conclave bench --synthetic qwen3-30b-a3b-6l
+  conclave bench --synthetic qwen3-30b-a3b --device gpu -d 512
 
-Prefill: a prompt of random token ids in an empty session. Decode: tokens generated greedily after a prompt of one
-random token, the end-of-text token ending nothing. A warm-up run of each comes first and does not count.
+Prefill: a prompt of random token ids in an empty session. Decode: tokens generated greedily after a prompt of random
+tokens, one by default (-d), the end-of-text token ending nothing; the prompt is read once, but for its last token, which
+is another one each time. A warm-up run of each comes first and does not count.
 
-Memory bandwidth: as many threads as the model used each read their share of 512 MiB (at most a quarter of the free
-memory) with 128-bit loads, all at once, six times; the best pass counts. The share of it is bytes of weights a token
-times decoded tokens a second, over that. More than 100% means that weights stay in the processor's caches.
+Memory bandwidth, on the CPU: as many threads as the model used each read their share of 512 MiB (at most a quarter of
+the free memory) with 128-bit loads, all at once, six times; on the GPU: a kernel reads 64 MiB to 1 GiB, eight times. The
+best pass counts. The share of it is what a token reads, the weights that it uses and the cache of those before it, times
+decoded tokens a second, over that. More than 100% means that weights stay in the processor's caches.
+
+On the GPU a prompt and a decoded token in the middle of the test are measured by kernel besides, each dispatch in a pass
+of its own by the GPU's clock, the same kernel of all layers as one; medians of ${PROFILE_REPETITIONS} runs.
 
 ${describeFlags(benchFlags)}
 `;
-
-export interface Series {
-  readonly tokens: number;
-  /** Tokens a second, a run each. */
-  readonly runs: readonly number[];
-  readonly median: number;
-  readonly min: number;
-  readonly max: number;
-}
-
-interface BenchResult {
-  readonly model: Model['info'];
-  readonly device: string;
-  readonly threads: number;
-  readonly loadMs: number;
-  readonly prefill?: Series;
-  readonly decode?: Series;
-  readonly bytesPerToken: number;
-  readonly bandwidth: Awaited<ReturnType<typeof measureBandwidth>>;
-  /** Of the measured bandwidth, by the median decode run. */
-  readonly bandwidthShare?: number;
-  /** Of this process, before the bandwidth was measured. */
-  readonly peakMemoryBytes: number;
-}
 
 /** @throws UsageError `usage`; what loading and generating throw; Interrupted after Ctrl-C. */
 export async function bench(argv: readonly string[], context: Context): Promise<ExitCode> {
@@ -68,25 +57,36 @@ export async function bench(argv: readonly string[], context: Context): Promise<
     const startMs = performance.now();
     const model = await loadModel(values, context, signal);
     const loadMs = performance.now() - startMs;
-    const seed = Math.max(0, values.seed ?? 0);
-    const sizes = { prefill: values['prompt-tokens'] ?? 512, decode: values['decode-tokens'] ?? 128 };
-    const repetitions = values.repetitions ?? 5;
-    const measured = await measure(model, { ...sizes, repetitions, seed, signal }).finally(() => model.dispose());
+    const request: MeasureRequest = {
+      prefill: values['prompt-tokens'] ?? 512,
+      decode: values['decode-tokens'] ?? 128,
+      depth: values.depth ?? 1,
+      repetitions: values.repetitions ?? 5,
+      seed: Math.max(0, values.seed ?? 0),
+      signal,
+    };
+    const { profiled, ...measured } = await measureAll(model, request).finally(() => model.dispose());
     const peakMemoryBytes = process.resourceUsage().maxRSS * 1024;
     signal.throwIfAborted();
-    const { device, threads, bytesPerToken } = model.plan;
-    const bandwidth = await measureBandwidth(device === 'cpu' ? threads : 1);
+    const { device, adapter, threads, bytesPerToken, cache } = model.plan;
+    const bandwidth =
+      profiled === undefined ? await measureBandwidth(device === 'cpu' ? threads : 1) : profiled.bandwidth;
+    const cacheBytesPerToken = (cache.bytes / (cache.pages * cache.pageRows)) * (decodedPosition(request) + 1);
+    const { decode } = measured;
     const result: BenchResult = {
       model: model.info,
       device,
+      adapter,
       threads,
       loadMs,
       ...measured,
       bytesPerToken,
       bandwidth,
-      ...(measured.decode === undefined
+      ...(decode === undefined ? {} : { cacheBytesPerToken }),
+      ...(decode === undefined || bandwidth === undefined
         ? {}
-        : { bandwidthShare: (measured.decode.median * bytesPerToken) / bandwidth.bytesPerSecond }),
+        : { bandwidthShare: (decode.median * (bytesPerToken + cacheBytesPerToken)) / bandwidth.bytesPerSecond }),
+      ...(profiled === undefined ? {} : { profile: { prefill: profiled.prefill, decode: profiled.decode } }),
       peakMemoryBytes,
     };
     const name = modelNameOf(values);
@@ -101,9 +101,28 @@ interface MeasureRequest {
   /** Tokens; 0: not measured. */
   readonly prefill: number;
   readonly decode: number;
+  /** Tokens of the prompt that is decoded after, at least 1. */
+  readonly depth: number;
   readonly repetitions: number;
   readonly seed: number;
   readonly signal: AbortSignal;
+}
+
+interface Profiled {
+  readonly prefill?: BenchProfile;
+  readonly decode?: BenchProfile;
+  readonly bandwidth?: DeviceBandwidth;
+}
+
+/** Both tests, and where the time of each goes if the device tells. */
+async function measureAll(
+  model: Model,
+  request: MeasureRequest,
+): Promise<{ readonly prefill?: Series; readonly decode?: Series; readonly profiled?: Profiled }> {
+  const measured = await measure(model, request);
+  request.signal.throwIfAborted();
+  const profiled = await profile(model, request);
+  return { ...measured, ...(profiled === undefined ? {} : { profiled }) };
 }
 
 /** Runs both tests; the first run of each warms up and is dropped. */
@@ -111,52 +130,100 @@ export async function measure(
   model: Model,
   request: MeasureRequest,
 ): Promise<{ readonly prefill?: Series; readonly decode?: Series }> {
-  const { repetitions, seed, signal } = request;
+  const { prefill, decode, depth, repetitions, seed, signal } = request;
   checkSizes(request, model.info.context);
   const random = tokenSource(model.info.vocabulary, seed);
-  const runs = async (prompt: number, generated: number, rate: (usage: Usage) => number) => {
-    const rates: number[] = [];
-    for (let run = 0; run <= repetitions; run++) {
-      rates.push(rate(await once(model, random(prompt), { maxTokens: generated, signal })));
-    }
-    return rates.slice(1);
+  const rates = async (run: () => Promise<number>) => {
+    const all: number[] = [];
+    for (let i = 0; i <= repetitions; i++) all.push(await run());
+    return all.slice(1);
   };
-  const { prefill, decode } = request;
+  let found: { readonly prefill?: Series; readonly decode?: Series } = {};
+  if (prefill > 0) {
+    // Each in a session of its own, so that nothing is reused.
+    const runs = await rates(() =>
+      inSession(model, async (session) => {
+        const usage = await generate(session, random(prefill), { maxTokens: 1, signal });
+        return usage.prefillTokensPerSecond;
+      }),
+    );
+    found = { prefill: series(prefill, runs) };
+  }
+  if (decode > 0) {
+    // All in one session, so that what they have in common is read once.
+    const common = random(depth - 1);
+    const runs = await inSession(model, (session) =>
+      rates(async () => {
+        const usage = await generate(session, [...common, ...random(1)], { maxTokens: decode, signal });
+        return usage.decodeTokensPerSecond;
+      }),
+    );
+    found = { ...found, decode: { ...series(decode, runs), ...(depth > 1 ? { depth } : {}) } };
+  }
+  return found;
+}
+
+/** The position of the token in the middle of the decode test. */
+function decodedPosition({ depth, decode }: MeasureRequest): number {
+  return depth + (decode >> 1) - 1;
+}
+
+/** Where a prompt's and a decoded token's time goes; nothing where the device does not tell. */
+async function profile(model: Model, request: MeasureRequest): Promise<Profiled | undefined> {
+  const random = tokenSource(model.info.vocabulary, request.seed);
+  const ask = async (rows: 'prompt' | 'step', tokens: number) => {
+    const found = await model.profile(random(tokens), { rows, repetitions: PROFILE_REPETITIONS });
+    request.signal.throwIfAborted();
+    return found;
+  };
+  const position = decodedPosition(request);
+  const prefill = request.prefill > 0 ? await ask('prompt', request.prefill) : undefined;
+  const decode = request.decode > 0 ? await ask('step', position + 1) : undefined;
+  const bandwidth = decode?.bandwidth ?? prefill?.bandwidth;
+  const part = ({ bandwidth: _, ...run }: Profile, tokens: number, first: number) => ({
+    tokens,
+    position: first,
+    ...run,
+  });
+  if (prefill === undefined && decode === undefined) return undefined;
   return {
-    ...(prefill > 0
-      ? { prefill: series(prefill, await runs(prefill, 1, (usage) => usage.prefillTokensPerSecond)) }
-      : {}),
-    ...(decode > 0 ? { decode: series(decode, await runs(1, decode, (usage) => usage.decodeTokensPerSecond)) } : {}),
+    ...(prefill === undefined ? {} : { prefill: part(prefill, request.prefill, 0) }),
+    ...(decode === undefined ? {} : { decode: part(decode, 1, position) }),
+    bandwidth,
   };
 }
 
 /** @throws UsageError `usage` when a test's tokens, with the one that it begins or ends with, are more than the context. */
-function checkSizes({ prefill, decode }: MeasureRequest, context: number): void {
-  for (const [what, flag, tokens] of [
-    ['prefill', '-p', prefill],
-    ['decode', '-n', decode],
+function checkSizes({ prefill, decode, depth }: MeasureRequest, context: number): void {
+  for (const [what, flags, tokens, needed] of [
+    ['prefill', '-p', prefill, prefill + 1],
+    ['decode', depth > 1 ? `-n, after the ${showCount(depth)} of -d` : '-n', decode, decode === 0 ? 0 : depth + decode],
   ] as const) {
-    if (tokens < context) continue;
+    if (needed <= context) continue;
     throw new UsageError(
-      `the ${what} test of ${tokens} tokens (${flag}) needs a context of ${tokens + 1}, and the model has ${context}; ` +
+      `the ${what} test of ${tokens} tokens (${flags}) needs a context of ${needed}, and the model has ${context}; ` +
         'choose fewer tokens, or a longer context with -c',
     );
   }
 }
 
-/** One generation in a session of its own, so that nothing is reused. */
-async function once(model: Model, tokens: readonly number[], options: GenerateOptions): Promise<Usage> {
+async function inSession<T>(model: Model, use: (session: Session) => Promise<T>): Promise<T> {
   const session = model.session();
   try {
-    const { finish } = await collect(session.generate({ tokens }, { ...options, temperature: 0, ignoreEos: true }));
-    if (finish.usage.completionTokens !== options.maxTokens) {
-      const { completionTokens } = finish.usage;
-      throw new InternalError(`asked for ${options.maxTokens} tokens whatever they are, got ${completionTokens}`);
-    }
-    return finish.usage;
+    return await use(session);
   } finally {
     await session.dispose();
   }
+}
+
+/** Generates as many tokens as asked, whatever they are. */
+async function generate(session: Session, tokens: readonly number[], options: GenerateOptions): Promise<Usage> {
+  const { finish } = await collect(session.generate({ tokens }, { ...options, temperature: 0, ignoreEos: true }));
+  const { completionTokens } = finish.usage;
+  if (completionTokens !== options.maxTokens) {
+    throw new InternalError(`asked for ${options.maxTokens} tokens whatever they are, got ${completionTokens}`);
+  }
+  return finish.usage;
 }
 
 /** Random ids below `vocabulary`, the same for the same seed (a 32-bit mixing counter). */
@@ -177,43 +244,4 @@ export function series(tokens: number, runs: readonly number[]): Series {
   const middle = sorted.length >> 1;
   const median = sorted.length % 2 === 1 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
   return { tokens, runs, median, min: sorted[0]!, max: sorted.at(-1)! };
-}
-
-export function describeBench(name: string, result: BenchResult): string {
-  const { bandwidth, prefill, decode } = result;
-  const speeds = [
-    ['prefill', prefill],
-    ['decode', decode],
-  ] as const;
-  const speedRows = speeds.flatMap(([what, found]) =>
-    found === undefined
-      ? []
-      : [
-          [
-            `${what} ${found.tokens} tokens`,
-            ...[found.median, found.min, found.max].map((rate) => showRate(rate, 'tokens')),
-          ],
-        ],
-  );
-  const facts = [
-    ['load', showTime(result.loadMs)],
-    ['weights read a token', showBytes(result.bytesPerToken)],
-    [
-      'memory bandwidth',
-      `${showRate(bandwidth.bytesPerSecond / 1e9, 'GB')} (${showBytes(bandwidth.bytes)} read by ${showPlural(bandwidth.threads, 'thread')})`,
-    ],
-    ...(result.bandwidthShare === undefined
-      ? []
-      : [['share of it decoding', `${Math.round(result.bandwidthShare * 100)}%`]]),
-    ['peak memory', showBytes(result.peakMemoryBytes)],
-  ];
-  const runs = Math.max(prefill?.runs.length ?? 0, decode?.runs.length ?? 0);
-  return [
-    `${name}: ${result.model.architecture} on ${result.device}, ${showPlural(result.threads, 'thread')}, ${showPlural(runs, 'run')} after a warm-up`,
-    '',
-    ...columns([['', 'median', 'min', 'max'], ...speedRows], [1, 2, 3]),
-    '',
-    ...columns(facts),
-    '',
-  ].join('\n');
 }

@@ -1,4 +1,4 @@
-/** The chat at a terminal: what keys do before a message is sent. Conversations are tested in `commands.test.ts`. */
+/** The chat at a terminal: what keys do before a message is sent. Conversations are tested in `run.test.ts`. */
 
 import assert from 'node:assert/strict';
 import { PassThrough } from 'node:stream';

@@ -78,6 +78,13 @@ export const flags = {
     min: 0,
     about: 'tokens of the decode test; 0: leave it out (128)',
   },
+  depth: {
+    short: 'd',
+    kind: 'whole',
+    value: 'N',
+    min: 1,
+    about: 'tokens in the cache that the decode test comes after (1)',
+  },
   repetitions: { short: 'r', kind: 'whole', value: 'N', min: 1, max: 1000, about: 'measured runs of each test (5)' },
 
   json: { kind: 'switch', about: 'print one JSON object' },
@@ -122,6 +129,7 @@ export const benchFlags = pick([
   'synthetic',
   'prompt-tokens',
   'decode-tokens',
+  'depth',
   'repetitions',
   'seed',
   ...placement,

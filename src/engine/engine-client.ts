@@ -11,6 +11,7 @@ import type { Weights } from '../model/weights.ts';
 import type { Plan } from '../plan/plan.ts';
 import type { Platform, PlatformWorker } from '../platform/platform.ts';
 import { answerRead } from './port-source.ts';
+import type { ProfileRequest } from './profile.ts';
 import {
   type Command,
   type EngineBoot,
@@ -23,6 +24,7 @@ import {
   type ReadRequest,
 } from './protocol.ts';
 import { RequestStream } from './request-stream.ts';
+import type { Profile } from './types.ts';
 
 /** How long a loop may take to end its run before the worker is ended under it. */
 const DISPOSE_MS = 2000;
@@ -63,7 +65,8 @@ export class EngineClient {
   readonly #flags: Int32Array | undefined;
   readonly #onProgress: EngineStart['onProgress'];
   readonly #streams = new Map<number, RequestStream>();
-  readonly #logits = new Map<number, PromiseWithResolvers<Float32Array>>();
+  /** Requests that are answered once. */
+  readonly #questions = new Map<number, Pick<PromiseWithResolvers<unknown>, 'resolve' | 'reject'>>();
   readonly #reads = new Set<Promise<void>>();
   readonly #ready = Promise.withResolvers<void>();
   readonly #ended = Promise.withResolvers<void>();
@@ -139,12 +142,26 @@ export class EngineClient {
 
   /** [tokens, vocabulary] */
   logits(tokens: Int32Array): Promise<Float32Array> {
+    return this.#ask((request) => ({ type: 'logits', request, tokens }));
+  }
+
+  /** Gives nothing where the backend knows nothing. */
+  profile(asked: ProfileRequest): Promise<Profile | undefined> {
+    return this.#ask((request) => ({ type: 'profile', request, ...asked }));
+  }
+
+  #ask<Answer>(commandOf: (request: number) => Command): Promise<Answer> {
     this.#check();
     const request = this.#nextRequest++;
-    const wait = Promise.withResolvers<Float32Array>();
-    this.#logits.set(request, wait);
-    this.#command({ type: 'logits', request, tokens });
-    return this.#keepAlive(wait.promise);
+    const { promise, resolve, reject } = Promise.withResolvers<Answer>();
+    this.#questions.set(request, { resolve: (answer) => resolve(answer as Answer), reject });
+    this.#command(commandOf(request));
+    return this.#keepAlive(promise);
+  }
+
+  #answer(request: number, answer: unknown): void {
+    this.#questions.get(request)?.resolve(answer);
+    this.#questions.delete(request);
   }
 
   /** Ends every request with DisposedError, frees the model and ends the worker. */
@@ -209,8 +226,8 @@ export class EngineClient {
         break;
       case 'failed': {
         const error = reviveError(event.error);
-        this.#logits.get(event.request)?.reject(error);
-        this.#logits.delete(event.request);
+        this.#questions.get(event.request)?.reject(error);
+        this.#questions.delete(event.request);
         const stream = this.#streams.get(event.request);
         this.#streams.delete(event.request);
         stream?.fail(error);
@@ -218,8 +235,10 @@ export class EngineClient {
         break;
       }
       case 'logits':
-        this.#logits.get(event.request)?.resolve(event.logits);
-        this.#logits.delete(event.request);
+        this.#answer(event.request, event.logits);
+        break;
+      case 'profile':
+        this.#answer(event.request, event.profile);
         break;
       case 'disposed':
         this.#ended.resolve();
@@ -254,8 +273,8 @@ export class EngineClient {
       stream.settle({ length: 0, promptRows: 0 });
     }
     this.#streams.clear();
-    for (const wait of this.#logits.values()) wait.reject(error);
-    this.#logits.clear();
+    for (const question of this.#questions.values()) question.reject(error);
+    this.#questions.clear();
   }
 
   async #end(error: ConclaveError): Promise<void> {

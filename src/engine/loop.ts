@@ -3,12 +3,13 @@
  * it works it goes back to its event loop only when a command has been announced.
  */
 
-import type { Backend, Executable } from '../backend/backend.ts';
+import type { Backend, DeviceBandwidth, Executable } from '../backend/backend.ts';
 import { recordError } from '../errors.ts';
 import type { Plan } from '../plan/plan.ts';
 import type { WorkerPort } from '../platform/platform.ts';
 import { PagePool, Timeline } from './kv-cache.ts';
 import { PortSources } from './port-source.ts';
+import { profileRows } from './profile.ts';
 import {
   type Command,
   type EngineBoot,
@@ -142,6 +143,7 @@ class EngineLoop {
   readonly #outbox = new Map<Request, number[]>();
   #tokenMessages = 0;
   #lastPostAt = -Infinity;
+  #bandwidth: DeviceBandwidth | undefined;
 
   constructor({ post, mail, data, executable }: LoopOptions) {
     this.#post = post;
@@ -221,6 +223,9 @@ class EngineLoop {
       case 'logits':
         await this.#logits(command.request, command.tokens);
         break;
+      case 'profile':
+        await this.#profile(command);
+        break;
     }
   }
 
@@ -273,6 +278,21 @@ class EngineLoop {
         timeline.advance(rows, 'prompt');
       }
       this.#post({ type: 'logits', request, logits }, [logits.buffer]);
+    } catch (error) {
+      this.#post({ type: 'failed', request, error: recordError(error), length: 0, promptRows: 0 });
+    } finally {
+      timeline.rewind(0);
+    }
+  }
+
+  async #profile({ request, ...asked }: Extract<Command, { type: 'profile' }>): Promise<void> {
+    const executable = this.#executable;
+    const timeline = new Timeline(this.#pool, this.#plan.context);
+    try {
+      const run = await profileRows(asked, { executable, timeline, promptRows: this.#plan.maxRows.prompt });
+      // Measured once: it takes memory, and nothing changes it.
+      if (run !== undefined) this.#bandwidth ??= await executable.bandwidth?.();
+      this.#post({ type: 'profile', request, profile: run && { ...run, bandwidth: this.#bandwidth } });
     } catch (error) {
       this.#post({ type: 'failed', request, error: recordError(error), length: 0, promptRows: 0 });
     } finally {

@@ -4,10 +4,19 @@ import { DisposedError, UsageError } from '../errors.ts';
 import type { ModelFile } from '../format/model-file.ts';
 import type { Tokenizer } from '../tokenizer/index.ts';
 import type { EngineClient } from './engine-client.ts';
-import { checkMessages, checkTokens } from './options.ts';
+import { checkMessages, checkProfileOptions, checkTokens } from './options.ts';
 import { ModelSession } from './session.ts';
 import type { ChatTemplates } from './templates.ts';
-import type { ChatMessage, Model, ModelInfo, PrintablePlan, Prompt, SamplingOptions, Session } from './types.ts';
+import type {
+  ChatMessage,
+  Model,
+  ModelInfo,
+  PrintablePlan,
+  Profile,
+  Prompt,
+  SamplingOptions,
+  Session,
+} from './types.ts';
 
 /** Bytes of logits that `Model.logits` gives at the most. */
 const MAX_LOGITS_BYTES = 2 ** 31;
@@ -77,13 +86,8 @@ export class LoadedModel implements Model {
 
   async logits(tokens: readonly number[]): Promise<Float32Array> {
     this.#check();
-    const { vocabulary, context } = this.info;
-    checkTokens(tokens, vocabulary);
-    if (tokens.length > context) {
-      throw new UsageError(
-        `logits of ${tokens.length} tokens were asked for, but the context holds ${context}; load the model with a larger context`,
-      );
-    }
+    const { vocabulary } = this.info;
+    this.#checkRows('logits', tokens);
     const bytes = tokens.length * vocabulary * Float32Array.BYTES_PER_ELEMENT;
     if (bytes > MAX_LOGITS_BYTES) {
       const most = Math.floor(MAX_LOGITS_BYTES / (vocabulary * Float32Array.BYTES_PER_ELEMENT));
@@ -92,6 +96,17 @@ export class LoadedModel implements Model {
       );
     }
     return this.#parts.engine.logits(Int32Array.from(tokens));
+  }
+
+  async profile(
+    tokens: readonly number[],
+    options: { readonly rows?: 'prompt' | 'step'; readonly repetitions?: number } = {},
+  ): Promise<Profile | undefined> {
+    this.#check();
+    this.#checkRows('a profile', tokens);
+    checkProfileOptions(options);
+    const { rows = 'prompt', repetitions = 3 } = options;
+    return this.#parts.engine.profile({ tokens: Int32Array.from(tokens), rows, repetitions });
   }
 
   dispose(): Promise<void> {
@@ -115,6 +130,17 @@ export class LoadedModel implements Model {
 
   #check(): void {
     if (this.#disposing !== undefined) throw new DisposedError('the model');
+  }
+
+  /** @throws UsageError `usage` for what is no prompt, or one that the context does not hold */
+  #checkRows(what: string, tokens: readonly number[]): void {
+    const { vocabulary, context } = this.info;
+    checkTokens(tokens, vocabulary);
+    if (tokens.length > context) {
+      throw new UsageError(
+        `${what} of ${tokens.length} tokens: the context holds only ${context}; load the model with a larger context`,
+      );
+    }
   }
 
   async #promptTokens(

@@ -1,5 +1,7 @@
 /** What `load` and `generate` take, checked, and how sampling is decided: the caller's word, else the file's, else ours. */
 
+import { randomSeed } from '../backend/random.ts';
+import type { SamplerSettings } from '../backend/sampling.ts';
 import { UsageError } from '../errors.ts';
 import {
   abortSignal,
@@ -14,8 +16,6 @@ import {
   texts,
   wholeFrom,
 } from './check.ts';
-import { randomSeed } from './random.ts';
-import type { SamplerSettings } from './sampler.ts';
 import type { GenerateOptions, LoadOptions, Prompt, SamplingOptions } from './types.ts';
 
 /** Longest stop string in UTF-16 units, and most of them: every character is matched against each. */
@@ -72,6 +72,13 @@ const generateChecks: Readonly<Record<keyof GenerateOptions, Check>> = {
   signal: abortSignal,
   chatTemplateKwargs: plainObject,
 };
+
+const profileChecks = { rows: oneOf('prompt', 'step'), repetitions: wholeFrom(1, 1000) };
+
+/** @throws UsageError `usage` */
+export function checkProfileOptions(options: Readonly<Partial<Record<keyof typeof profileChecks, unknown>>>): void {
+  checkOptions(options, profileChecks, 'profile');
+}
 
 /** @throws UsageError `usage` */
 export function checkLoadOptions(options: LoadOptions): void {
@@ -139,7 +146,7 @@ export function samplerSettings(
 function biases(bias: Readonly<Record<number, number>>, vocabulary: number): (readonly [number, number])[] {
   return Object.entries(bias).map(([key, value]) => {
     const id = Number(key);
-    if (!/^\d+$/.test(key) || id >= vocabulary) {
+    if (!/^(?:0|[1-9]\d*)$/.test(key) || id >= vocabulary) {
       throw new UsageError(`logitBias: found token ${show(key)}, expected a token's id, 0 to ${vocabulary - 1}`, {
         data: { option: 'logitBias' },
       });

@@ -3,14 +3,15 @@
  * that the loop knows of them without going back to its event loop.
  */
 
+import type { SamplerSettings } from '../backend/sampling.ts';
 import type { ErrorRecord } from '../errors.ts';
 import type { ByteSource } from '../format/source.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
 import type { Weight } from '../model/weights.ts';
 import type { DeviceName, Plan } from '../plan/plan.ts';
-import type { SamplerSettings } from './sampler.ts';
-import type { FinishReason } from './types.ts';
+import type { ProfileRequest } from './profile.ts';
+import type { FinishReason, Profile } from './types.ts';
 
 /** What the worker is started with, before the model is planned: enough to get its device ready. */
 export interface EngineBoot {
@@ -60,6 +61,7 @@ export type Command =
   | { readonly type: 'cancel'; readonly request: number; readonly keep: number }
   | { readonly type: 'close'; readonly session: number }
   | { readonly type: 'logits'; readonly request: number; readonly tokens: Int32Array }
+  | ({ readonly type: 'profile'; readonly request: number } & ProfileRequest)
   | { readonly type: 'dispose' };
 
 /** Main side → worker, not announced: the answer to a `read`. `bytes` where the target was not shared. */
@@ -114,4 +116,5 @@ export type EngineEvent =
       Timing)
   | ({ readonly type: 'failed'; readonly request: number; readonly error: ErrorRecord } & Outcome)
   | { readonly type: 'logits'; readonly request: number; readonly logits: Float32Array }
+  | { readonly type: 'profile'; readonly request: number; readonly profile?: Profile }
   | { readonly type: 'disposed' };

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import { suite, test } from 'node:test';
+import type { SamplerSettings } from '../backend/sampling.ts';
 import { NonFiniteError, UsageError } from '../errors.ts';
-import { Sampler, type SamplerSettings } from './sampler.ts';
+import { Sampler } from './sampler.ts';
 import { argmax, Candidates } from './top-k.ts';
 
 const off: SamplerSettings = {

@@ -1,31 +1,12 @@
 /**
  * Draws a token from logits. Pure: the same settings, history, logits and index give the same token. Order: penalties,
- * logit bias, top-k, top-p, min-p, temperature; ties go to the lower id. A NaN is an error, never a token.
+ * logit bias, top-k, top-p, min-p, temperature; ties go to the lower id. A NaN is an error, never a token. Logits are changed
+ * and compared in f32, as a device does it that has no f64; shares are sums in f64.
  */
 
-import { NonFiniteError, UsageError } from '../errors.ts';
-import { uniform } from './random.ts';
+import { uniform } from '../backend/random.ts';
+import { minPDistance, nothingLeftError, repeatFactors, type SamplerSettings } from '../backend/sampling.ts';
 import { argmax, Candidates } from './top-k.ts';
-
-/** {@link SamplingOptions} with every value decided; plain data that crosses to the engine's worker. */
-export interface SamplerSettings {
-  /** 0: greedy. */
-  readonly temperature: number;
-  /** 0: off. */
-  readonly topK: number;
-  /** 1: off. */
-  readonly topP: number;
-  /** 0: off. */
-  readonly minP: number;
-  /** 1: off. */
-  readonly repeatPenalty: number;
-  readonly presencePenalty: number;
-  readonly frequencyPenalty: number;
-  readonly penaltyWindow: number;
-  /** [id, what is added]; −Infinity bans a token. */
-  readonly logitBias: readonly (readonly [number, number])[];
-  readonly seed: number;
-}
 
 /** Memory that samplers of one loop share: nothing the size of a vocabulary is allocated for a token. */
 export class SamplerWorkspace {
@@ -113,15 +94,17 @@ export class Sampler {
 
   /** Penalties and bias; `logits` itself when there are none. */
   #adjust(logits: Float32Array): Float32Array {
-    const { repeatPenalty, presencePenalty, frequencyPenalty, logitBias } = this.#settings;
+    const { logitBias } = this.#settings;
     if (this.#inWindow.size === 0 && this.#generated.size === 0 && logitBias.length === 0) return logits;
     const row = this.#workspace.copy(logits);
-    for (const token of this.#inWindow.keys()) {
-      const logit = row[token]!;
-      row[token] = logit > 0 ? logit / repeatPenalty : logit * repeatPenalty;
+    const { above0, below0 } = repeatFactors(this.#settings);
+    for (const token of this.#inWindow.keys()) row[token]! *= row[token]! > 0 ? above0 : below0;
+    const presence = Math.fround(this.#settings.presencePenalty);
+    const frequency = Math.fround(this.#settings.frequencyPenalty);
+    for (const [token, count] of this.#generated) {
+      row[token]! -= Math.fround(presence + Math.fround(count * frequency));
     }
-    for (const [token, count] of this.#generated) row[token]! -= presencePenalty + count * frequencyPenalty;
-    for (const [token, bias] of logitBias) row[token]! += bias;
+    for (const [token, bias] of logitBias) row[token]! += Math.fround(bias);
     return row;
   }
 
@@ -132,7 +115,7 @@ export class Sampler {
     const best = argmax(row);
     if (best === -1) this.#nothingLeft(logits);
     const max = row[best]!;
-    const least = max + Math.log(minP);
+    const least = Math.fround(max + minPDistance(minP));
     const { length } = row;
     let limit = 0;
     let mass = 0;
@@ -166,7 +149,6 @@ export class Sampler {
   }
 
   #nothingLeft(logits: Float32Array): never {
-    if (argmax(logits) === -1) throw new NonFiniteError('every logit is -Infinity');
-    throw new UsageError('logitBias bans every token; leave at least one');
+    throw nothingLeftError(argmax(logits) !== -1);
   }
 }

@@ -2,9 +2,10 @@ import assert from 'node:assert/strict';
 import { suite, test } from 'node:test';
 import { FakeExecutable, type FakeOptions } from '../../test/support/fake-executable.ts';
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
+import type { SamplerSettings } from '../backend/sampling.ts';
 import { NonFiniteError, OutOfMemoryError } from '../errors.ts';
 import { PagePool, Timeline } from './kv-cache.ts';
-import { Sampler, type SamplerSettings } from './sampler.ts';
+import { Sampler } from './sampler.ts';
 import { Request, Scheduler } from './scheduler.ts';
 
 const VOCABULARY = 61;

@@ -276,6 +276,7 @@ suite('a session', () => {
       [{ stop: [''] }, /stop/],
       [{ stop: ['\ud800'] }, /stop/],
       [{ logitBias: { [VOCABULARY]: 1 } }, /logitBias: found token "128"/],
+      [{ logitBias: { '03': 1 } as Record<string, number> }, /logitBias: found token "03"/],
       [{ logitBias: { 3: NaN } }, /logitBias: found NaN for token 3/],
       [{ logitBias: { 3: Infinity } }, /logitBias/],
       [{ signal: {} as never }, /signal/],

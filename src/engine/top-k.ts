@@ -3,7 +3,7 @@
  * for finds them in one pass: the vocabulary is never sorted.
  */
 
-import { NonFiniteError } from '../errors.ts';
+import { minPDistance, notFiniteError } from '../backend/sampling.ts';
 
 export class Candidates {
   /** [count] Token ids and their logits, after `take` best first. */
@@ -28,7 +28,7 @@ export class Candidates {
       const logit = row[id]!;
       // An equal one has the higher id and stays out. NaN goes on: every comparison denies it.
       if (logit <= least) continue;
-      if (!(logit < Infinity)) notFinite(id, logit);
+      if (!(logit < Infinity)) throw notFiniteError(id, logit);
       if (filled < k) {
         ids[filled] = id;
         logits[filled++] = logit;
@@ -78,7 +78,7 @@ export class Candidates {
   /** Keeps those at least `minP` times as likely as the best. */
   keepMinP(minP: number): void {
     if (minP <= 0) return;
-    const least = this.logits[0]! + Math.log(minP);
+    const least = Math.fround(this.logits[0]! + minPDistance(minP));
     while (this.count > 1 && this.logits[this.count - 1]! < least) this.count--;
   }
 
@@ -129,13 +129,9 @@ export function argmax(logits: Float32Array): number {
     const logit = logits[i]!;
     // NaN goes on: every comparison denies it.
     if (logit <= best) continue;
-    if (!(logit < Infinity)) notFinite(i, logit);
+    if (!(logit < Infinity)) throw notFiniteError(i, logit);
     best = logit;
     id = i;
   }
   return id;
-}
-
-function notFinite(id: number, logit: number): never {
-  throw new NonFiniteError(`the logit of token ${id} is ${logit}`, { data: { token: id } });
 }

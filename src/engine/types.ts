@@ -3,6 +3,7 @@
 // `AsyncDisposable`, for programs whose compiler options do not name it; it stays in the published declarations.
 /// <reference lib="esnext.disposable" preserve="true" />
 
+import type { DeviceBandwidth, RunProfile } from '../backend/backend.ts';
 import type { Plan, PlanOptions } from '../plan/plan.ts';
 
 /** A message as chat templates take it. */
@@ -119,6 +120,12 @@ export interface Session extends AsyncDisposable {
   dispose(): Promise<void>;
 }
 
+/** Where the time of computing some rows goes; see {@link Model.profile}. Times are medians. */
+export interface Profile extends RunProfile {
+  /** How fast the device reads its memory, as measured: the bound of decoding. Absent where there was no room to measure. */
+  readonly bandwidth?: DeviceBandwidth;
+}
+
 /** What a model is, in a few words; `plan` has the rest. */
 export interface ModelInfo {
   /** As the file says, else the file's name. */
@@ -165,6 +172,18 @@ export interface Model extends AsyncDisposable {
    * logits; NonFiniteError `non_finite`.
    */
   logits(tokens: readonly number[]): Promise<Float32Array>;
+  /**
+   * Measures where the time goes, and keeps nothing of it; what else the model does waits meanwhile.
+   * @param tokens the prompt; with `rows: 'step'` the last of them is the decoded token that is measured, after the others
+   * @param options `rows`: `prompt` by default. `repetitions`: runs that the medians are of, 3 by default.
+   * @returns undefined on a device that does not tell (so far all but the GPU)
+   * @throws UsageError `usage` for no tokens, ids that there are not, more tokens than the context holds, or a bad option;
+   * OutOfMemoryError `out_of_memory` when sessions at work have taken the cache.
+   */
+  profile(
+    tokens: readonly number[],
+    options?: { readonly rows?: 'prompt' | 'step'; readonly repetitions?: number },
+  ): Promise<Profile | undefined>;
   /** Ends every generation and the workers, and gives the memory back. Twice is once. */
   dispose(): Promise<void>;
 }

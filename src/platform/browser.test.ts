@@ -44,6 +44,7 @@ suite("the browser's platform", () => {
     const files = {
       'engine-worker': /\/engine\/engine-worker\.js$/,
       'cpu-worker': /\/backend\/cpu\/cpu-worker\.js$/,
+      'plane-worker': /\/backend\/gpu\/plane-worker\.js$/,
       'template-worker': /\/tokenizer\/template-worker\.js$/,
     };
     for (const [entry, file] of Object.entries(files)) {

@@ -64,6 +64,11 @@ function startWorker(entry: WorkerEntry): Worker {
         type: 'module',
         name: 'conclave-cpu-worker',
       });
+    case 'plane-worker':
+      return new Worker(new URL('../backend/gpu/plane-worker.js', import.meta.url), {
+        type: 'module',
+        name: 'conclave-plane-worker',
+      });
     case 'template-worker':
       return new Worker(new URL('../tokenizer/template-worker.js', import.meta.url), {
         type: 'module',

@@ -24,6 +24,7 @@ const ending = import.meta.url.endsWith('.ts') ? '.ts' : '.js';
 const sources: Readonly<Record<WorkerEntry, string>> = {
   'engine-worker': '../engine/engine-worker.ts',
   'cpu-worker': '../backend/cpu/cpu-worker.ts',
+  'plane-worker': '../backend/gpu/plane-worker.ts',
   'template-worker': '../tokenizer/template-worker.ts',
 };
 

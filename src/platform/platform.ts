@@ -8,7 +8,7 @@ import type { ModelSource, SourceInput } from '../format/source.ts';
 export type { SourceInput } from '../format/source.ts';
 
 /** The worker entry files there are. */
-export type WorkerEntry = 'engine-worker' | 'cpu-worker' | 'template-worker';
+export type WorkerEntry = 'engine-worker' | 'cpu-worker' | 'plane-worker' | 'template-worker';
 
 /** A worker as the side that made it sees it. */
 export interface PlatformWorker {
@@ -52,7 +52,7 @@ export interface Platform {
   /**
    * WebGPU: `navigator.gpu`, or Dawn through the package `webgpu` in Node. Absent where there is none. The same object each
    * time, and kept: Dawn ends the process when it is collected before its devices.
-   * @param number of one of the machine's adapters, in the driver's order; absent: the platform's own choice
+   * @param choice absent: the platform's own adapter, with all checks
    * @throws Refusal `refused` for an adapter that cannot be had
    */
   gpu(choice?: GpuChoice): Promise<GPU | undefined>;

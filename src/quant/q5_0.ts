@@ -11,7 +11,7 @@
  */
 
 import type { QuantFormat } from './format.ts';
-import { readF16 } from './scalars.ts';
+import { readF16, writeF16 } from './scalars.ts';
 
 export const q5_0: QuantFormat = {
   id: 'Q5_0',
@@ -31,6 +31,31 @@ export const q5_0: QuantFormat = {
         out[to + j] = d * (((codes & 15) | (((low >> j) & 1) << 4)) - 16);
         out[to + j + 16] = d * (((codes >> 4) | (((high >> j) & 1) << 4)) - 16);
       }
+    }
+  },
+
+  // The value of the largest magnitude becomes code 0, which is worth -16 steps: one more than the other end has.
+  encode(values, offset, out, outOffset, blocks) {
+    for (let block = 0; block < blocks; block++) {
+      const from = offset + 32 * block;
+      const at = outOffset + 22 * block;
+      let extreme = 0;
+      for (let j = 0; j < 32; j++) {
+        const value = values[from + j] as number;
+        extreme = Math.abs(value) > Math.abs(extreme) ? value : extreme;
+      }
+      const d = Math.fround(extreme / -16);
+      const inverse = d === 0 ? 0 : Math.fround(1 / d);
+      const code = (value: number) => Math.min(31, Math.floor(Math.fround(Math.fround(value * inverse) + 16.5)));
+      writeF16(out, at, d);
+      let fifths = 0;
+      for (let j = 0; j < 16; j++) {
+        const first = code(values[from + j] as number);
+        const second = code(values[from + j + 16] as number);
+        out[at + 6 + j] = (first & 15) | ((second & 15) << 4);
+        fifths |= ((first >> 4) << j) | ((second >> 4) << (j + 16));
+      }
+      for (let byte = 0; byte < 4; byte++) out[at + 2 + byte] = (fifths >>> (8 * byte)) & 255;
     }
   },
 };

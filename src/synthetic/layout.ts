@@ -1,7 +1,8 @@
 /** What a shape's GGUF file holds: its metadata, and its tensors in the formats that llama.cpp's Q4_K_M gives them. */
 
 import { type MetadataEntries, meta, type TensorHead } from '../format/gguf-writer.ts';
-import type { Shape } from './shapes.ts';
+import { formatOf } from '../quant/index.ts';
+import type { ExpertShape, Shape } from './shapes.ts';
 import { vocabularyMetadata } from './vocabulary.ts';
 
 export interface SyntheticTensor extends TensorHead {
@@ -15,55 +16,145 @@ export interface SyntheticTensor extends TensorHead {
 /** `general.file_type` of Q4_K_M. */
 const Q4_K_M = 15;
 
+/** What the families differ in beyond sizes. */
+interface Traits {
+  /** Norms of queries and keys: over each head, or over all heads together. */
+  readonly qkNorm?: 'head' | 'all';
+  readonly biases?: boolean;
+  /** What the norm before a feed-forward block is called. */
+  readonly feedForwardNorm: string;
+  /** Columns of a head that are rotated, where the file states them. */
+  rotated?(shape: Shape): number;
+  /** Factors of the rotation, a tensor of the file (Llama 3.1). */
+  readonly ropeFactors?: boolean;
+  /** The file has one width of layers, its experts' or the dense ones'. */
+  readonly oneWidth?: boolean;
+  readonly router?: MetadataEntries;
+  /** A bias for the selection of experts. */
+  readonly selectionBias?: boolean;
+}
+
+const traits: Readonly<Record<Shape['architecture'], Traits>> = {
+  qwen3moe: { qkNorm: 'head', feedForwardNorm: 'ffn_norm' },
+  qwen3: { qkNorm: 'head', feedForwardNorm: 'ffn_norm' },
+  olmoe: { qkNorm: 'all', feedForwardNorm: 'ffn_norm', oneWidth: true },
+  llama: { feedForwardNorm: 'ffn_norm', rotated: ({ headDim }) => headDim, ropeFactors: true },
+  glm4moe: {
+    biases: true,
+    feedForwardNorm: 'post_attention_norm',
+    rotated: ({ headDim }) => headDim / 2,
+    // 2: sigmoid.
+    router: {
+      expert_gating_func: meta.u32(2),
+      expert_weights_norm: meta.bool(true),
+      expert_weights_scale: meta.f32(1),
+      expert_group_count: meta.u32(1),
+      expert_group_used_count: meta.u32(1),
+    },
+    selectionBias: true,
+  },
+};
+
 export function metadataOf(name: string, shape: Shape): MetadataEntries {
+  const { architecture, experts } = shape;
+  const own = traits[architecture];
+  const entries: MetadataEntries = {
+    block_count: meta.u32(shape.layers),
+    context_length: meta.u32(shape.context),
+    embedding_length: meta.u32(shape.hidden),
+    feed_forward_length: meta.u32(shape.inner),
+    'attention.head_count': meta.u32(shape.heads),
+    'attention.head_count_kv': meta.u32(shape.kvHeads),
+    'attention.key_length': meta.u32(shape.headDim),
+    'attention.value_length': meta.u32(shape.headDim),
+    'attention.layer_norm_rms_epsilon': meta.f32(shape.epsilon),
+    'rope.freq_base': meta.f32(shape.ropeBase),
+    ...(own.rotated === undefined ? {} : { 'rope.dimension_count': meta.u32(own.rotated(shape)) }),
+    ...(experts === undefined ? {} : expertEntries(experts, own)),
+  };
   return {
-    'general.architecture': meta.string('qwen3moe'),
+    'general.architecture': meta.string(architecture),
     'general.name': meta.string(`${name}, random weights`),
-    'qwen3moe.block_count': meta.u32(shape.layers),
-    'qwen3moe.context_length': meta.u32(shape.context),
-    'qwen3moe.embedding_length': meta.u32(shape.hidden),
-    'qwen3moe.feed_forward_length': meta.u32(shape.inner),
-    'qwen3moe.attention.head_count': meta.u32(shape.heads),
-    'qwen3moe.attention.head_count_kv': meta.u32(shape.kvHeads),
-    'qwen3moe.attention.key_length': meta.u32(shape.headDim),
-    'qwen3moe.attention.value_length': meta.u32(shape.headDim),
-    'qwen3moe.attention.layer_norm_rms_epsilon': meta.f32(shape.epsilon),
-    'qwen3moe.rope.freq_base': meta.f32(shape.ropeBase),
-    'qwen3moe.expert_count': meta.u32(shape.experts),
-    'qwen3moe.expert_used_count': meta.u32(shape.used),
-    'qwen3moe.expert_feed_forward_length': meta.u32(shape.expertInner),
+    ...Object.fromEntries(Object.entries(entries).map(([key, value]) => [`${architecture}.${key}`, value])),
     ...vocabularyMetadata(shape.vocabulary, shape.firstSpecial),
     'general.quantization_version': meta.u32(2),
     'general.file_type': meta.u32(Q4_K_M),
   };
 }
 
+function expertEntries({ count, used, inner, shared, denseLayers }: ExpertShape, own: Traits): MetadataEntries {
+  return {
+    expert_count: meta.u32(count),
+    expert_used_count: meta.u32(used),
+    ...(own.oneWidth === true ? {} : { expert_feed_forward_length: meta.u32(inner) }),
+    ...(shared === undefined ? {} : { expert_shared_count: meta.u32(shared) }),
+    ...(denseLayers === undefined ? {} : { leading_dense_block_count: meta.u32(denseLayers) }),
+    ...own.router,
+  };
+}
+
 export function tensorsOf(shape: Shape): SyntheticTensor[] {
-  const { hidden, heads, kvHeads, headDim, experts, expertInner, vocabulary } = shape;
-  const tensors: SyntheticTensor[] = [
+  const { hidden, vocabulary, layers } = shape;
+  const own = traits[shape.architecture];
+  const factors = own.ropeFactors === true ? [norm('rope_freqs', shape.headDim / 2)] : [];
+  return [
     { name: 'token_embd.weight', format: 'Q4_K', shape: [vocabulary, hidden], content: 'embedding' },
-    weights('output', 'Q6_K', [vocabulary, hidden]),
+    matrix('output', 'Q6_K', [vocabulary, hidden]),
     norm('output_norm', hidden),
+    ...factors,
+    ...Array.from({ length: layers }, (_, layer) =>
+      layerOf(shape, layer).map((tensor) => ({ ...tensor, name: `blk.${layer}.${tensor.name}` })),
+    ).flat(),
   ];
-  for (let layer = 0; layer < shape.layers; layer++) {
-    const at = (name: string) => `blk.${layer}.${name}`;
-    const careful = hasMoreBits(layer, shape.layers) ? 'Q6_K' : 'Q4_K';
-    tensors.push(
-      norm(at('attn_norm'), hidden),
-      weights(at('attn_q'), 'Q4_K', [heads * headDim, hidden]),
-      weights(at('attn_k'), 'Q4_K', [kvHeads * headDim, hidden]),
-      weights(at('attn_v'), careful, [kvHeads * headDim, hidden]),
-      norm(at('attn_q_norm'), headDim),
-      norm(at('attn_k_norm'), headDim),
-      weights(at('attn_output'), 'Q4_K', [hidden, heads * headDim]),
-      norm(at('ffn_norm'), hidden),
-      weights(at('ffn_gate_inp'), 'F32', [experts, hidden]),
-      weights(at('ffn_gate_exps'), 'Q4_K', [experts, expertInner, hidden]),
-      weights(at('ffn_up_exps'), 'Q4_K', [experts, expertInner, hidden]),
-      weights(at('ffn_down_exps'), careful, [experts, hidden, expertInner]),
-    );
-  }
-  return tensors;
+}
+
+function layerOf(shape: Shape, layer: number): SyntheticTensor[] {
+  const { hidden, heads, kvHeads, headDim, experts } = shape;
+  const own = traits[shape.architecture];
+  const careful = hasMoreBits(layer, shape.layers) ? 'Q6_K' : 'Q4_K';
+  const widths = { attn_q: heads * headDim, attn_k: kvHeads * headDim, attn_v: kvHeads * headDim };
+  const dense = experts === undefined || layer < (experts.denseLayers ?? 0);
+  return [
+    norm('attn_norm', hidden),
+    ...Object.entries(widths).flatMap(([name, width]) => [
+      matrix(name, name === 'attn_v' ? careful : 'Q4_K', [width, hidden]),
+      ...(own.biases === true ? [vector(`${name}.bias`, width)] : []),
+    ]),
+    ...(own.qkNorm === undefined
+      ? []
+      : [
+          norm('attn_q_norm', own.qkNorm === 'head' ? headDim : widths.attn_q),
+          norm('attn_k_norm', own.qkNorm === 'head' ? headDim : widths.attn_k),
+        ]),
+    matrix('attn_output', 'Q4_K', [hidden, heads * headDim]),
+    norm(own.feedForwardNorm, hidden),
+    ...(dense ? gated('', [], { hidden, inner: shape.inner, careful }) : expertsOf(experts, { hidden, own, careful })),
+  ];
+}
+
+function expertsOf(
+  { count, inner, shared }: ExpertShape,
+  { hidden, own, careful }: { readonly hidden: number; readonly own: Traits; readonly careful: string },
+): SyntheticTensor[] {
+  return [
+    matrix('ffn_gate_inp', 'F32', [count, hidden]),
+    ...(own.selectionBias === true ? [vector('exp_probs_b.bias', count)] : []),
+    ...gated('_exps', [count], { hidden, inner, careful }),
+    ...(shared === undefined ? [] : gated('_shexp', [], { hidden, inner: inner * shared, careful })),
+  ];
+}
+
+/** The three matrices of a SwiGLU block, of one or of `outer` stacked ones. */
+function gated(
+  suffix: string,
+  outer: readonly number[],
+  { hidden, inner, careful }: { readonly hidden: number; readonly inner: number; readonly careful: string },
+): SyntheticTensor[] {
+  return [
+    matrix(`ffn_gate${suffix}`, 'Q4_K', [...outer, inner, hidden]),
+    matrix(`ffn_up${suffix}`, 'Q4_K', [...outer, inner, hidden]),
+    matrix(`ffn_down${suffix}`, careful, [...outer, hidden, inner]),
+  ];
 }
 
 /** The layers whose value and down projections Q4_K_M keeps in Q6_K: the first and last eighth, and every third between. */
@@ -72,10 +163,20 @@ export function hasMoreBits(layer: number, layers: number): boolean {
   return layer < eighth || layer >= Math.floor((7 * layers) / 8) || (layer - eighth) % 3 === 2;
 }
 
-function weights(name: string, format: string, shape: readonly number[]): SyntheticTensor {
+/** What llama.cpp writes where columns do not fill the blocks of a K format. */
+const fallbacks: Readonly<Record<string, string>> = { Q4_K: 'Q5_0', Q6_K: 'Q8_0' };
+
+function matrix(name: string, wanted: string, shape: readonly number[]): SyntheticTensor {
+  const fits = (shape.at(-1) as number) % formatOf(wanted).blockLength === 0;
+  const format = fits ? wanted : (fallbacks[wanted] as string);
   return { name: `${name}.weight`, format, shape, content: 'weights' };
 }
 
 function norm(name: string, width: number): SyntheticTensor {
   return { name: `${name}.weight`, format: 'F32', shape: [width], content: 'norm' };
+}
+
+/** About ±1/√width. */
+function vector(name: string, width: number): SyntheticTensor {
+  return { name, format: 'F32', shape: [width], content: 'weights' };
 }

@@ -8,7 +8,8 @@ import { after, before, describe, test } from 'node:test';
 import { writeSynthetic } from '../../bench/synthetic/write.ts';
 import type { ModelFile, TensorInfo } from '../format/model-file.ts';
 import { openModelFile } from '../format/open.ts';
-import { type ByteSource, periodOf } from '../format/source.ts';
+import { type ByteSource, periodOf, type Repetition } from '../format/source.ts';
+import { readModel } from '../model/read-model.ts';
 import { nodePlatform } from '../platform/node.ts';
 import { formatBytes, formatOf } from '../quant/index.ts';
 import { hasMoreBits, metadataOf, tensorsOf } from './layout.ts';
@@ -101,6 +102,16 @@ describe('qwen3-30b-a3b-6l, whose large tensors repeat', () => {
     }
   });
 
+  test('read at once or a little at a time, a tensor is the same', async () => {
+    const { offset, bytes, period } = (source.repeats ?? []).at(-1) as Repetition;
+    const length = Math.min(bytes - 1001, 5 * period + 777);
+    const whole = await bytesAt(offset + 1001, length);
+    for (let at = 0; at < length; at += 100_003) {
+      const part = await bytesAt(offset + 1001 + at, Math.min(100_003, length - at));
+      assert.equal(Buffer.compare(part, whole.subarray(at, at + part.length)), 0, `at ${at}`);
+    }
+  });
+
   test('no two rows of a period alike, nor any two experts; routers are all their own', async () => {
     const experts = file.tensors.get('blk.1.ffn_down_exps.weight') as TensorInfo;
     const [count = 0, rows = 0] = experts.shape;
@@ -165,18 +176,50 @@ describe('layout', () => {
     );
   });
 
-  // Qwen3-30B-A3B has 30.53 billion parameters; its Q4_K_M file is 18.56 GB with the vocabulary.
-  test('qwen3-30b-a3b has as many parameters and bytes as the real model', () => {
-    const tensors = tensorsOf(shapes['qwen3-30b-a3b'] as Shape);
-    const sizes = tensors.map(({ format, shape }) => {
-      const values = shape.reduce((product, n) => product * n, 1);
-      return { values, bytes: formatBytes(format, values) };
+  // What the models' cards say, and what their Q4_K_M files weigh without vocabularies (GLM's has a layer more), in billions.
+  for (const [name, parameters, gigabytes] of [
+    ['qwen3-30b-a3b', '30.53', '18.55'],
+    ['olmoe-1b-7b', '6.92', '4.21'],
+    ['glm-4.5-air', '106.85', '70.44'],
+    ['qwen3-8b', '8.19', '5.02'],
+    ['llama-3.1-8b', '8.03', '4.91'],
+  ] as const) {
+    test(`${name} has as many parameters and bytes as the real model`, () => {
+      const sizes = tensorsOf(shapes[name] as Shape).map(({ format, shape }) => {
+        const values = shape.reduce((product, n) => product * n, 1);
+        return { values, bytes: formatBytes(format, values) };
+      });
+      const billions = (sum: number) => (sum / 1e9).toFixed(2);
+      assert.equal(billions(sizes.reduce((sum, size) => sum + size.values, 0)), parameters);
+      assert.equal(billions(sizes.reduce((sum, size) => sum + size.bytes, 0)), gigabytes);
     });
-    const values = sizes.reduce((sum, size) => sum + size.values, 0);
-    const bytes = sizes.reduce((sum, size) => sum + size.bytes, 0);
-    assert.equal((values / 1e9).toFixed(2), '30.53');
-    assert.equal((bytes / 1e9).toFixed(2), '18.55');
-  });
+  }
+
+  for (const [name, shape] of Object.entries(shapes)) {
+    test(`${name} is read by its family, every key and tensor of it, to the sizes of the shape`, async () => {
+      const file = await openModelFile(syntheticModel(name));
+      const { spec, ignored } = readModel(file);
+      // The width of dense layers where there are none.
+      assert.deepEqual(
+        ignored.map((each) => each.name),
+        shape.architecture === 'qwen3moe' ? ['qwen3moe.feed_forward_length'] : [],
+      );
+      assert.equal(spec.architecture, shape.architecture);
+      assert.equal(spec.vocabulary, shape.vocabulary);
+      const last = spec.layers.at(-1);
+      assert.equal(spec.layers.length, shape.layers);
+      const { heads, kvHeads, headDim } = last?.attention ?? {};
+      assert.deepEqual([heads, kvHeads, headDim], [shape.heads, shape.kvHeads, shape.headDim]);
+      const dense = spec.layers.filter(({ feedForward }) => feedForward.kind === 'dense');
+      const { experts } = shape;
+      assert.equal(dense.length, experts === undefined ? shape.layers : (experts.denseLayers ?? 0));
+      if (last?.feedForward.kind === 'moe') {
+        const { moe } = last.feedForward;
+        assert.deepEqual([moe.experts, moe.used, moe.inner], [experts?.count, experts?.used, experts?.inner]);
+        assert.equal(moe.shared?.inner, experts?.shared === undefined ? undefined : experts.inner * experts.shared);
+      }
+    });
+  }
 
   test('an unknown shape is refused with the shapes that there are', async () => {
     await assert.rejects(writeSynthetic('huge', join(tmpdir(), 'never-written.gguf')), /huge.*qwen3-30b-a3b-6l/);

@@ -162,6 +162,8 @@ const steps: Readonly<Record<string, (block: Float32Array) => number>> = {
   Q8_0: (block) => (0.5 / 127 + 2 ** -11) * largest(block) + 127 * half,
   // Code 15 is worth 7 steps of the 8 that the other end has.
   Q4_0: (block) => (1 / 8 + 2 ** -11) * largest(block) + 8 * half,
+  // The same of 31 and 16.
+  Q5_0: (block) => (1 / 16 + 2 ** -11) * largest(block) + 16 * half,
   Q4_K: (block) => Math.max(...groups(block, 32).map(rangeWithZero)) / 15 + 63 * 16 * half,
   Q6_K: (block) => largest(block) / 31 + 127 * 32 * half,
 };
@@ -218,7 +220,7 @@ describe('encoders', () => {
       }
     });
 
-    if (['F32', 'F16', 'BF16', 'Q8_0', 'Q4_0'].includes(format.id)) {
+    if (['F32', 'F16', 'BF16', 'Q8_0', 'Q4_0', 'Q5_0'].includes(format.id)) {
       test(`${format.id}: rounds as GGML does, byte for byte`, () => {
         const { bytes } = tensorOf(tensors, 'bytes', 'U8');
         const out = new Uint8Array(bytes.length);

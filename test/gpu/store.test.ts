@@ -3,11 +3,14 @@
 import assert from 'node:assert/strict';
 import { after, test } from 'node:test';
 import { deviceBytes } from '../../src/backend/gpu/layout.ts';
+import { ownThread, PlanePool } from '../../src/backend/gpu/plane-pool.ts';
 import { storeOnGpu } from '../../src/backend/gpu/store.ts';
+import { SourceError } from '../../src/errors.ts';
 import { openModelFile } from '../../src/format/open.ts';
 import { type ByteSource, memorySource, type Repetition } from '../../src/format/source.ts';
 import { readModel } from '../../src/model/read-model.ts';
 import type { Weights } from '../../src/model/weights.ts';
+import { nodePlatform } from '../../src/platform/node.ts';
 import { formatBytes } from '../../src/quant/index.ts';
 import { syntheticModel } from '../../src/synthetic/source.ts';
 import { closeGpuTestDevice, gpuTestDevice } from '../support/gpu.ts';
@@ -15,14 +18,14 @@ import { closeGpuTestDevice, gpuTestDevice } from '../support/gpu.ts';
 after(closeGpuTestDevice);
 
 /** Every weight's bytes on the device, after storing from `source`. */
-async function stored(weights: Weights, source: ByteSource): Promise<Map<string, Uint8Array>> {
+async function stored(weights: Weights, source: ByteSource, planes = ownThread): Promise<Map<string, Uint8Array>> {
   const gpu = await gpuTestDevice();
   const { device } = gpu;
   const usage = GPUBufferUsage.COPY_DST | GPUBufferUsage.COPY_SRC;
   const buffers = new Map(
     [...weights].map(([name, weight]) => [name, device.createBuffer({ size: deviceBytes(weight), usage })]),
   );
-  await gpu.guarded(() => storeOnGpu({ weights, sources: [source] }, gpu, buffers));
+  await gpu.guarded(() => storeOnGpu({ weights, sources: [source] }, gpu, { buffers, planes }));
   const read = new Map<string, Uint8Array>();
   for (const [name, buffer] of buffers) {
     const { size } = buffer;
@@ -76,6 +79,41 @@ test('a weight of several pieces', async () => {
     repeats: [{ offset: 0, bytes: values.byteLength, period }],
     saved: values.byteLength - period,
   });
+});
+
+test('planes that workers make are those that this thread makes', async () => {
+  const file = await openModelFile(syntheticModel('tiny-moe'));
+  const { weights } = readModel(file);
+  const [source] = file.sources as [ByteSource];
+  const pool = new PlanePool(nodePlatform, 2);
+  try {
+    const made = await stored(weights, source, pool);
+    for (const [name, expected] of await stored(weights, source)) {
+      assert.equal(Buffer.compare(made.get(name) as Uint8Array, expected), 0, name);
+    }
+  } finally {
+    await pool.close();
+  }
+});
+
+test('a load that cannot read a piece reads nothing after those in work', async () => {
+  const shape = [12_000, 2048];
+  const bytes = 4 * 12_000 * 2048;
+  const part = { name: 'w', format: 'F32', shape, source: 0, offset: 0, bytes };
+  let reads = 0;
+  const source: ByteSource = {
+    name: 'torn',
+    size: bytes,
+    async readInto() {
+      if (++reads === 2) throw new SourceError('torn: the second read failed');
+    },
+    async close() {},
+  };
+  const loading = stored(new Map([['w', { ...part, parts: [part] }]]), source);
+  await assert.rejects(loading, (error) => error instanceof SourceError && /second read/.test(error.message));
+  const gpu = await gpuTestDevice();
+  for (let turn = 0; turn < 10; turn++) await gpu.device.queue.onSubmittedWorkDone();
+  assert.equal(reads, ownThread.piecesAtOnce);
 });
 
 async function sameBothWays(given: {

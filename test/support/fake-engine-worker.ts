@@ -7,7 +7,7 @@ import type { Backend } from '../../src/backend/backend.ts';
 import { runEngine } from '../../src/engine/loop.ts';
 import { NonFiniteError, Refusal } from '../../src/errors.ts';
 import { workerPort } from '../../src/platform/worker-port.ts';
-import { FakeExecutable } from './fake-executable.ts';
+import { FakeExecutable, ProfilingExecutable } from './fake-executable.ts';
 
 /** Tokens of the fake vocabulary that do something when they are run. */
 const FAULTS: Readonly<Record<number, () => void>> = {
@@ -42,7 +42,8 @@ const backend: Backend = {
       if (!own.every((byte, at) => byte === shared[at])) throw new Error('two ways of reading differ');
       onProgress?.({ bytesDone: size, bytesTotal: size });
     }
-    return new FakeExecutable({
+    const Made = plan.architecture === 'profiled' ? ProfilingExecutable : FakeExecutable;
+    return new Made({
       pages: plan.cache.pages,
       vocabulary: spec.vocabulary,
       onRun: ({ tokens }) => {

@@ -4,7 +4,13 @@
  */
 
 import assert from 'node:assert/strict';
-import { type Executable, PAGE_ROWS, type Step } from '../../src/backend/backend.ts';
+import {
+  type DeviceBandwidth,
+  type Executable,
+  PAGE_ROWS,
+  type RunProfile,
+  type Step,
+} from '../../src/backend/backend.ts';
 
 export interface FakeOptions {
   readonly pages: number;
@@ -59,6 +65,26 @@ export class FakeExecutable implements Executable {
 
   async dispose(): Promise<void> {
     this.disposed = true;
+  }
+}
+
+/** One that tells where its time goes: a nanosecond a row, in one kernel a mode beside one that both have. */
+export class ProfilingExecutable extends FakeExecutable {
+  /** How often the bandwidth was measured. */
+  measured = 0;
+
+  async profile(step: Step, repetitions: number): Promise<RunProfile> {
+    await this.run(step);
+    const rows = step.tokens.length;
+    const kernels = [
+      { label: 'both', dispatches: 1, ns: 2 * rows },
+      { label: step.mode, dispatches: repetitions, ns: rows },
+    ];
+    return { dispatches: 1 + repetitions, encodeMs: 1, runMs: 2, kernels };
+  }
+
+  async bandwidth(): Promise<DeviceBandwidth> {
+    return { bytesPerSecond: 1e9, bytes: ++this.measured };
   }
 }
 

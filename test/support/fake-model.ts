@@ -19,7 +19,7 @@ export const SAFE: SamplingOptions = {
 };
 
 export interface FakeModelOptions extends Pick<LoadOptions, 'onProgress' | 'signal'> {
-  /** `fake`, or `refused`, `dies`, `never`: how preparing goes. */
+  /** `fake`, or `refused`, `dies`, `never`: how preparing goes; `profiled`: it tells where its time goes. */
   readonly architecture?: string;
   readonly context?: number;
   readonly pages?: number;

@@ -4,12 +4,15 @@ import { DeviceLostError, DisposedError, InternalError, NonFiniteError } from '.
 import { ropeAngles, ropeTable } from '../../model/rope.ts';
 import { platform } from '../../platform/index.ts';
 import type { Platform } from '../../platform/platform.ts';
-import type { Backend, Executable, PrepareRequest, Step } from '../backend.ts';
+import type { Backend, DeviceBandwidth, Executable, PrepareRequest, RunProfile, Step } from '../backend.ts';
 import { checkStep } from '../check-step.ts';
+import { measureGpuBandwidth } from './bandwidth.ts';
 import type { Binding, RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
 import { fuse } from './fuse.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
+import { planeMaker } from './plane-pool.ts';
+import { type DispatchTime, profileRun } from './profile.ts';
 import { Recorder } from './recorder.ts';
 import type { GpuRow } from './row.ts';
 import { gpuRows } from './rows.ts';
@@ -31,7 +34,8 @@ async function prepare(request: PrepareRequest, place: Platform): Promise<Execut
     const program = programFor(request);
     const buffers = await DeviceBuffers.make(gpu, request, program);
     const recorder = await Recorder.make(gpu, program.dispatches, (binding) => buffers.of(binding));
-    await storeOnGpu(request, gpu, buffers.weights);
+    const planes = planeMaker(place, request);
+    await storeOnGpu(request, gpu, { buffers: buffers.weights, planes }).finally(() => planes.close());
     return new GpuExecutable(request, { gpu, program, buffers, recorder });
   } catch (error) {
     gpu.close();
@@ -178,6 +182,8 @@ export class GpuExecutable implements Executable {
   readonly #words: Uint32Array<ArrayBuffer>;
   #readback: GPUBuffer | undefined;
   #rows = 0;
+  /** When the last run was submitted. */
+  #submittedMs = 0;
   #disposed = false;
 
   constructor(
@@ -222,9 +228,32 @@ export class GpuExecutable implements Executable {
   }
 
   /** How long each dispatch of a step takes by the device's clock; the step is run. Absent without timestamps. */
-  async time(step: Step): Promise<{ readonly label: string; readonly ns: number }[] | undefined> {
+  async time(step: Step): Promise<DispatchTime[] | undefined> {
     const { shape } = this.#begin(step);
     return this.#recorder.time(step.mode, shape);
+  }
+
+  /** As {@link Recorder.timeKinds}, of a step, which is run. */
+  async timeKinds(step: Step, kindOf: (label: string) => string | undefined, repeats = 1) {
+    const { shape } = this.#begin(step);
+    return this.#recorder.timeKinds(step.mode, shape, { kindOf, repeats });
+  }
+
+  profile(step: Step, repetitions: number): Promise<RunProfile> {
+    return profileRun({
+      repetitions,
+      run: async () => {
+        const startMs = performance.now();
+        await this.run(step);
+        const { dispatches } = this.#recorder;
+        return { dispatches, encodeMs: this.#submittedMs - startMs, runMs: performance.now() - startMs };
+      },
+      time: () => this.time(step),
+    });
+  }
+
+  bandwidth(): Promise<DeviceBandwidth | undefined> {
+    return measureGpuBandwidth(this.#gpu);
   }
 
   /**
@@ -272,6 +301,7 @@ export class GpuExecutable implements Executable {
     }
     if (bytes > 0) encoder.copyBufferToBuffer(source as GPUBuffer, 0, this.#readback, 0, bytes);
     device.queue.submit([encoder.finish()]);
+    this.#submittedMs = performance.now();
     if (bytes === 0) {
       await device.queue.onSubmittedWorkDone();
       this.#gpu.check();

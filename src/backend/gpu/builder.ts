@@ -8,6 +8,7 @@ import type { Graph, ValueName, WeightName } from '../../model/graph.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import { type CacheType, MAX_STEP_ROWS, type Mode } from '../kernel.ts';
+import { type SamplingLayout, samplingLayout } from './sampling-buffer.ts';
 import { type StepLayout, stepLayout } from './step-buffer.ts';
 
 /** What a dispatch may know of the run it is recorded for; its kernels read the rest from the step buffer. */
@@ -17,6 +18,10 @@ export interface RunShape {
   readonly wanted: number;
   /** The most positions that a row of the run sees. */
   readonly visible: number;
+  /** Of the wanted rows, the leading ones whose tokens are drawn on the device where their settings say so; absent: 0. */
+  readonly drawn?: number;
+  /** Whether some of these have penalties or biases; absent: none. */
+  readonly adjusts?: boolean;
 }
 
 /** What stands at @group(0) @binding(i), in order. Everything but `write` is bound as `storage, read`. */
@@ -37,7 +42,13 @@ export type Binding =
   /** Cosines and sines: f32 [context][2][pairs], cosines first. */
   | { readonly kind: 'rope'; readonly rope: RopeSpec }
   /** What changes from run to run (`step-buffer.ts`): array<u32>. */
-  | { readonly kind: 'step' };
+  | { readonly kind: 'step' }
+  /** What sampling keeps between runs (`sampling-buffer.ts`): array<u32>. */
+  | {
+      readonly kind: 'sampling';
+      readonly part: 'settings' | 'slots' | 'drawn';
+      readonly access: 'read' | 'write';
+    };
 
 export interface Dispatch {
   /** Shown by timing and errors: `layers.3.moe gate+up`. */
@@ -61,6 +72,8 @@ export class Builder {
   readonly features: ReadonlySet<string>;
   /** Where things stand in the step buffer, in words. */
   readonly step: StepLayout;
+  /** What sampling keeps between runs. */
+  readonly sampling: SamplingLayout;
   readonly dispatches: Readonly<Record<Mode, Dispatch[]>> = { prompt: [], step: [] };
   /** Bytes of every value and buffer. */
   readonly bytes = new Map<string, number>();
@@ -75,6 +88,8 @@ export class Builder {
     readonly context: number;
     readonly cacheType: CacheType;
     readonly features: ReadonlySet<string>;
+    /** Requests whose penalties and biases the device holds at once; default: as many as a step has rows. */
+    readonly slots?: number;
   }) {
     this.graph = options.graph;
     this.spec = options.spec;
@@ -85,6 +100,12 @@ export class Builder {
     this.cacheType = options.cacheType;
     this.features = options.features;
     this.step = stepLayout(this.rows, options.wanted, options.context);
+    this.sampling = samplingLayout({
+      vocabulary: options.spec.vocabulary,
+      context: options.context,
+      rows: options.wanted,
+      slots: options.slots ?? MAX_STEP_ROWS,
+    });
   }
 
   weight(name: WeightName): Weight {

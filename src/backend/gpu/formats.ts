@@ -35,6 +35,11 @@ export interface GpuFormat {
    * formats that have no codes.
    */
   readonly codes?: string;
+  /**
+   * WGSL of `fn codesPair(row: u32, b: u32) -> CodesPair`: blocks b, an even number, and b + 1, where they share something;
+   * else it is made of `codes32`.
+   */
+  readonly codesPair?: string;
   /** WGSL of the body of `fn decode32(row: u32, b: u32) -> array<vec4f, 8>`; `weightCode` says what it may use. */
   readonly decode: string;
 }
@@ -168,7 +173,7 @@ fn quad(i: u32) -> vec4u { return w[i >> 2u]; }
 fn pair(i: u32) -> vec2u { let q = w[i >> 2u]; return select(q.xy, q.zw, (i & 2u) != 0u); }
 fn byteAt(plane: u32, i: u32) -> u32 { return (word(plane + (i >> 2u)) >> ((i & 3u) * 8u)) & 255u; }
 fn halfAt(plane: u32, i: u32) -> f32 { return halves(word(plane + (i >> 1u)) >> ((i & 1u) * 16u)).x; }
-${format.helpers ?? ''}${format.codes ?? ''}
+${format.helpers ?? ''}${format.codes ?? ''}${pairCode(format)}
 fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
   ${format.decode}
 }`;
@@ -176,6 +181,15 @@ fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
   const declared = [...code.matchAll(/^\s*(?:@.* )?(?:fn|const|var<storage, read>) (\w+)/gm)].map(([, own]) => own);
   // A component of a vector (`codes.w`) is not a name.
   return code.replace(new RegExp(`(?<!\\.)\\b(${declared.join('|')})\\b`, 'g'), `$1_${name}`);
+}
+
+function pairCode({ codes, codesPair }: GpuFormat): string {
+  if (codes === undefined) return '';
+  return (
+    codesPair ??
+    /* wgsl */ `
+fn codesPair(row: u32, b: u32) -> CodesPair { return CodesPair(codes32(row, b), codes32(row, b + 1u)); }`
+  );
 }
 
 /** `weightHelpers` and `weightCode`: for kernels that read one weight. */

@@ -27,19 +27,26 @@ fn sumOf(words: vec4u) -> i32 {
   let ones = 0x01010101u;
   return (dot4I8Packed(words.x, ones) + dot4I8Packed(words.y, ones)) + (dot4I8Packed(words.z, ones) + dot4I8Packed(words.w, ones));
 }
+/** Of the size (bits without the sign) of the largest of a block: what its values are multiplied with, and divided by. */
+fn inverseFor(most: u32) -> f32 {
+  return select(0.0, 127.0 / bitcast<f32>(most), most < 0x7f800000u && most >= 0x0d000000u);
+}
+fn scaleFor(most: u32) -> f32 {
+  return bitcast<f32>(select(0x7fc00000u, bitcast<u32>(bitcast<f32>(most) * 0.007874015748031496), most < 0x7f800000u));
+}
+fn encodedOf(lo: vec4u, hi: vec4u, scale: f32) -> Encoded {
+  return Encoded(lo, hi, scale, scale * vec2f(f32(sumOf(lo)), f32(sumOf(hi))));
+}
 fn encode32(v: array<vec4f, 8>) -> Encoded {
   // Sizes are compared as integers: there NaN is the largest, and nothing hides it.
   let four = max(
     max(max(sizeOf(v[0]), sizeOf(v[1])), max(sizeOf(v[2]), sizeOf(v[3]))),
     max(max(sizeOf(v[4]), sizeOf(v[5])), max(sizeOf(v[6]), sizeOf(v[7]))));
   let most = max(max(four.x, four.y), max(four.z, four.w));
-  let finite = most < 0x7f800000u;
-  let largest = bitcast<f32>(most);
-  let inverse = select(0.0, 127.0 / largest, finite && most >= 0x0d000000u);
-  let scale = bitcast<f32>(select(0x7fc00000u, bitcast<u32>(largest * 0.007874015748031496), finite));
+  let inverse = inverseFor(most);
   let lo = vec4u(bytesFor(v[0], inverse), bytesFor(v[1], inverse), bytesFor(v[2], inverse), bytesFor(v[3], inverse));
   let hi = vec4u(bytesFor(v[4], inverse), bytesFor(v[5], inverse), bytesFor(v[6], inverse), bytesFor(v[7], inverse));
-  return Encoded(lo, hi, scale, scale * vec2f(f32(sumOf(lo)), f32(sumOf(hi))));
+  return encodedOf(lo, hi, scaleFor(most));
 }
 fn dotWords(a: vec4u, b: vec4u) -> f32 {
   return f32((dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y)) + (dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w)));

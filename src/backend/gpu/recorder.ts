@@ -8,12 +8,9 @@ import { InternalError } from '../../errors.ts';
 import type { Mode } from '../kernel.ts';
 import type { Binding, Dispatch, RunShape } from './builder.ts';
 import type { Gpu } from './device.ts';
+import { timePasses } from './timestamps.ts';
 
 const COMPUTE = 0x4;
-const MAP_READ = 0x1;
-const COPY_SRC = 0x4;
-const COPY_DST = 0x8;
-const QUERY_RESOLVE = 0x200;
 
 interface Recorded {
   readonly label: string;
@@ -108,18 +105,57 @@ export class Recorder {
   /** Puts a run's dispatches into one pass of `encoder`. */
   record(encoder: GPUCommandEncoder, mode: Mode, run: RunShape): void {
     const pass = encoder.beginComputePass();
-    this.dispatches = 0;
+    this.dispatches = this.#fill(pass, this.#recorded[mode], run);
+    pass.end();
+  }
+
+  /** @returns how many dispatches there were */
+  #fill(pass: GPUComputePassEncoder, recorded: readonly Recorded[], run: RunShape): number {
+    let count = 0;
     let last: GPUComputePipeline | undefined;
-    for (const { pipeline, group, workgroups } of this.#recorded[mode]) {
+    for (const { pipeline, group, workgroups } of recorded) {
       const [x, y, z] = workgroups(run);
       if (x === 0 || y === 0 || z === 0) continue;
       if (pipeline !== last) pass.setPipeline(pipeline);
       last = pipeline;
       pass.setBindGroup(0, group);
       pass.dispatchWorkgroups(x, y, z);
-      this.dispatches++;
+      count++;
     }
-    pass.end();
+    return count;
+  }
+
+  /**
+   * Runs the dispatches of a run kind by kind, each kind in a pass of its own, `repeats` times over, and says how long they
+   * took by the device's clock: their own time and the gap to the next, without what a pass costs.
+   * @param kindOf the kind of a label; undefined leaves its dispatches out
+   * @returns undefined where the device has no timestamps
+   */
+  async timeKinds(
+    mode: Mode,
+    run: RunShape,
+    { kindOf, repeats }: { readonly kindOf: (label: string) => string | undefined; readonly repeats: number },
+  ): Promise<{ readonly kind: string; readonly dispatches: number; readonly ns: number }[] | undefined> {
+    const kinds = new Map<string, Recorded[]>();
+    for (const recorded of this.#recorded[mode]) {
+      if (recorded.workgroups(run).some((count) => count === 0)) continue;
+      const kind = kindOf(recorded.label);
+      if (kind === undefined) continue;
+      const own = kinds.get(kind);
+      if (own === undefined) kinds.set(kind, [recorded]);
+      else own.push(recorded);
+    }
+    const list = [...kinds];
+    const times = await timePasses(
+      this.#gpu.device,
+      list.map(([, recorded]) => (pass: GPUComputePassEncoder) => {
+        for (let i = 0; i < repeats; i++) this.#fill(pass, recorded, run);
+      }),
+    );
+    return times?.map((ns, index) => {
+      const [kind, recorded] = list[index] as [string, Recorded[]];
+      return { kind, dispatches: recorded.length, ns: ns / repeats };
+    });
   }
 
   /**
@@ -127,32 +163,15 @@ export class Recorder {
    * @returns undefined where the device has no timestamps
    */
   async time(mode: Mode, run: RunShape): Promise<{ readonly label: string; readonly ns: number }[] | undefined> {
-    const { device } = this.#gpu;
-    if (!device.features.has('timestamp-query')) return undefined;
     const list = this.#recorded[mode].filter(({ workgroups }) => workgroups(run).every((count) => count > 0));
-    const querySet = device.createQuerySet({ type: 'timestamp', count: 2 * list.length });
-    const bytes = 16 * list.length;
-    const resolved = device.createBuffer({ size: bytes, usage: QUERY_RESOLVE | COPY_SRC });
-    const readback = device.createBuffer({ size: bytes, usage: MAP_READ | COPY_DST });
-    const encoder = device.createCommandEncoder();
-    list.forEach(({ pipeline, group, workgroups }, index) => {
-      const pass = encoder.beginComputePass({
-        timestampWrites: { querySet, beginningOfPassWriteIndex: 2 * index, endOfPassWriteIndex: 2 * index + 1 },
-      });
-      pass.setPipeline(pipeline);
-      pass.setBindGroup(0, group);
-      pass.dispatchWorkgroups(...workgroups(run));
-      pass.end();
-    });
-    encoder.resolveQuerySet(querySet, 0, 2 * list.length, resolved, 0);
-    encoder.copyBufferToBuffer(resolved, 0, readback, 0, bytes);
-    device.queue.submit([encoder.finish()]);
-    await readback.mapAsync(MAP_READ);
-    const stamps = new BigUint64Array(readback.getMappedRange().slice(0));
-    for (const made of [querySet, resolved, readback]) made.destroy();
-    return list.map(({ label }, index) => ({
-      label,
-      ns: Number((stamps[2 * index + 1] as bigint) - (stamps[2 * index] as bigint)),
-    }));
+    const times = await timePasses(
+      this.#gpu.device,
+      list.map(({ pipeline, group, workgroups }) => (pass: GPUComputePassEncoder) => {
+        pass.setPipeline(pipeline);
+        pass.setBindGroup(0, group);
+        pass.dispatchWorkgroups(...workgroups(run));
+      }),
+    );
+    return times?.map((ns, index) => ({ label: (list[index] as Recorded).label, ns }));
   }
 }

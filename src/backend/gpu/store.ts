@@ -11,7 +11,8 @@ import { formatOf } from '../../quant/index.ts';
 import type { PrepareRequest } from '../backend.ts';
 import type { Gpu } from './device.ts';
 import { gpuFormat } from './formats/index.ts';
-import { type GpuFormat, planeWords, toPlanes } from './formats.ts';
+import { type GpuFormat, planeWords } from './formats.ts';
+import type { PlaneMaker } from './plane-pool.ts';
 
 const MAP_WRITE = 0x2;
 const COPY_SRC = 0x4;
@@ -19,7 +20,6 @@ const COPY_DST = 0x8;
 
 /** Device bytes of a piece, at most, unless one row is larger. */
 const PIECE_BYTES = 8 * 2 ** 20;
-const PIECES_AT_ONCE = 4;
 
 interface Piece {
   readonly weight: Weight;
@@ -40,7 +40,7 @@ interface Piece {
 export async function storeOnGpu(
   request: Pick<PrepareRequest, 'weights' | 'sources' | 'onProgress' | 'signal'>,
   gpu: Gpu,
-  buffers: ReadonlyMap<string, GPUBuffer>,
+  { buffers, planes }: { readonly buffers: ReadonlyMap<string, GPUBuffer>; readonly planes: PlaneMaker },
 ): Promise<void> {
   const { weights, sources, onProgress, signal } = request;
   const { device } = gpu;
@@ -58,43 +58,47 @@ export async function storeOnGpu(
   const lane = async () => {
     let staging: GPUBuffer | undefined;
     let periods: GPUBuffer | undefined;
-    const made = new Uint8Array(largest);
+    const made = sharedBytes(largest);
     const read = sharedBytes(largestRead);
     try {
       for (let piece = pieces[next++]; piece !== undefined; piece = pieces[next++]) {
         signal?.throwIfAborted();
         const raw = read.subarray(0, piece.fileBytes);
         await sourceOf(piece.source).readInto(piece.fileOffset, raw);
+        // Planes are put together in ordinary memory: mapped memory may be uncached, and then takes whole copies only.
+        const target = made.subarray(0, piece.bytes);
+        await planes.make(piece.format, piece.columns, raw, target);
         if (staging === undefined) {
           staging = device.createBuffer({ size: largest, usage: MAP_WRITE | COPY_SRC, mappedAtCreation: true });
         } else {
           await staging.mapAsync(0x2);
         }
-        // Planes are put together in ordinary memory: mapped memory may be uncached, and then takes whole copies only.
-        const planes = made.subarray(0, piece.bytes);
-        toPlanes(piece.format, piece.columns, raw, planes);
-        new Uint8Array(staging.getMappedRange(0, piece.bytes)).set(planes);
+        new Uint8Array(staging.getMappedRange(0, piece.bytes)).set(target);
         staging.unmap();
         const encoder = device.createCommandEncoder();
-        const target = buffers.get(piece.weight.name) as GPUBuffer;
+        const home = buffers.get(piece.weight.name) as GPUBuffer;
         if (piece.span > piece.bytes) {
           periods ??= device.createBuffer({ size: PIECE_BYTES, usage: COPY_SRC | COPY_DST });
-          repeat(encoder, piece, { staging, periods, target });
+          repeat(encoder, piece, { staging, periods, home });
         } else {
-          encoder.copyBufferToBuffer(staging, 0, target, piece.offset, piece.bytes);
+          encoder.copyBufferToBuffer(staging, 0, home, piece.offset, piece.bytes);
         }
         device.queue.submit([encoder.finish()]);
         gpu.check();
         bytesDone += piece.fileSpan;
         onProgress?.({ bytesDone, bytesTotal });
       }
+    } catch (error) {
+      // The other lanes end with the piece that they are at.
+      next = pieces.length;
+      throw error;
     } finally {
       staging?.destroy();
       periods?.destroy();
     }
   };
   await Promise.all([
-    ...Array.from({ length: PIECES_AT_ONCE }, lane),
+    ...Array.from({ length: Math.min(planes.piecesAtOnce, pieces.length) }, lane),
     ...[...weights.values()]
       .filter(({ shape }) => shape.length < 2)
       .map(async (weight) => {
@@ -110,16 +114,16 @@ export async function storeOnGpu(
 function repeat(
   encoder: GPUCommandEncoder,
   { offset, bytes, span }: Piece,
-  { staging, periods, target }: Readonly<Record<'staging' | 'periods' | 'target', GPUBuffer>>,
+  { staging, periods, home }: Readonly<Record<'staging' | 'periods' | 'home', GPUBuffer>>,
 ): void {
   const held = Math.min(Math.floor(periods.size / bytes) * bytes, Math.ceil(span / bytes) * bytes);
   for (let at = 0; at < held; at += bytes) encoder.copyBufferToBuffer(staging, 0, periods, at, bytes);
   for (let at = 0; at < span; at += held) {
-    encoder.copyBufferToBuffer(periods, 0, target, offset + at, Math.min(held, span - at));
+    encoder.copyBufferToBuffer(periods, 0, home, offset + at, Math.min(held, span - at));
   }
 }
 
-/** Where the main side can read into it without a copy between threads. */
+/** Where the main side can read into it, and workers make planes in it, without a copy between threads. */
 function sharedBytes(length: number): Uint8Array {
   return new Uint8Array(
     typeof SharedArrayBuffer === 'undefined' ? new ArrayBuffer(length) : new SharedArrayBuffer(length),

@@ -15,5 +15,15 @@ fn codes32(row: u32, b: u32) -> Codes {
   let s = groupScales(quad(row + PLANE_0 + 4u * (b >> 3u)), b & 7u);
   return Codes(lowNibbles(codes), highNibbles(codes), s.xx, s.yy);
 }`,
+  codesPair: /* wgsl */ `
+fn codesPair(row: u32, b: u32) -> CodesPair {
+  let at = row + PLANE_1 + 4u * b;
+  let first = quad(at);
+  let second = quad(at + 4u);
+  let s = groupScalesPair(quad(row + PLANE_0 + 4u * (b >> 3u)), b & 7u);
+  return CodesPair(
+    Codes(lowNibbles(first), highNibbles(first), s.xx, s.yy),
+    Codes(lowNibbles(second), highNibbles(second), s.zz, s.ww));
+}`,
   decode: `return affine32(codes32(row, b));`,
 };

@@ -18,5 +18,21 @@ fn codes32(row: u32, b: u32) -> Codes {
   let hi = highNibbles(codes) | (bitPairsOf(high.y) << vec4u(4u));
   return Codes(lo, hi, scale, 32.0 * scale);
 }`,
+  codesPair: /* wgsl */ `
+fn codesPair(row: u32, b: u32) -> CodesPair {
+  let at = row + PLANE_0 + 4u * b;
+  let first = quad(at);
+  let second = quad(at + 4u);
+  let high = quad(row + PLANE_1 + 2u * b);
+  let packed = word(row + PLANE_2 + (b >> 1u));
+  let scale = halfAt(row + PLANE_3, b >> 3u) * vec4f(vec4i(vec4u(packed << 24u, packed << 16u, packed << 8u, packed)) >> vec4u(24u));
+  return CodesPair(
+    Codes(
+      lowNibbles(first) | (bitPairsOf(high.x) << vec4u(4u)), highNibbles(first) | (bitPairsOf(high.y) << vec4u(4u)),
+      scale.xy, 32.0 * scale.xy),
+    Codes(
+      lowNibbles(second) | (bitPairsOf(high.z) << vec4u(4u)), highNibbles(second) | (bitPairsOf(high.w) << vec4u(4u)),
+      scale.zw, 32.0 * scale.zw));
+}`,
   decode: `return scaled32(codes32(row, b), 32.0);`,
 };

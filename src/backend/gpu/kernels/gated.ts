@@ -8,8 +8,9 @@ import type { RowNorm, ValueName } from '../../../model/graph.ts';
 import type { Weight } from '../../../model/weights.ts';
 import type { Binding, Builder } from '../builder.ts';
 import { columnsOf, KernelText, type MatrixText, rowReader, rowsOf, unrolled } from './kernel-text.ts';
-import { bindNorm, blocksOf, type Encoding, laneInput, laneSums, lanesOf } from './lane-product.ts';
-import { sigmoidCode } from './moe-layer.ts';
+import { bindNorm, blocksOf, type Encoding, laneSums, lanesOf, scratchCode, staging, turnsOf } from './lane-product.ts';
+import { type MoeLayer, sigmoidCode } from './moe-layer.ts';
+import { choosesAlong, routeCode } from './moe-route.ts';
 
 /** A pair of matrices, or a stack of pairs of which a row's route picks. */
 export interface GatedUnit {
@@ -29,64 +30,91 @@ export interface Gated {
   readonly output: Exclude<Binding, { kind: 'weight' }>;
   /** f32 of an output row. */
   readonly outputWidth: number;
-  /** Experts, with `used` of them a row as `route` says: expert ids from word `row * routeWidth` on. */
-  readonly routed?: GatedUnit & {
-    readonly used: number;
-    readonly experts: number;
-    readonly route: Exclude<Binding, { kind: 'weight' }>;
-    readonly routeWidth: number;
-  };
+  /** Experts, of which each row takes its own; the layer's `route` is written by the way. */
+  readonly routed?: GatedUnit & { readonly layer: MoeLayer };
   /** What every row goes through. */
   readonly always?: GatedUnit;
 }
-
-/** Inner values of a team: two weight rows each. */
-const TEAM_VALUES = 4;
 
 /** Emits the dispatch of step rows. */
 export function emitGated(builder: Builder, gated: Gated): void {
   const { label, encoding, input, norm, output, outputWidth, routed, always } = gated;
   const some = (routed ?? always) as GatedUnit;
   const columns = columnsOf(some.gate);
-  const blocks = blocksOf(some.gate);
-  const lanes = lanesOf(blocks);
-  const { threads, each, teams } = lanes;
   const widest = Math.max(routed?.wide ?? 0, always?.wide ?? 0);
-  const own = widest * ((routed?.used ?? 0) + (always === undefined ? 0 : 1)) >= 1024 ? TEAM_VALUES : 1;
-  const groupValues = teams * own;
+  const used = routed?.layer.operation.moe.used ?? 0;
+  const outputs = used * (routed?.wide ?? 0) + (always?.wide ?? 0);
+  const lanes = lanesOf(blocksOf(some.gate), outputs, encoding);
+  const { blocks, span, threads, rounds, teams } = lanes;
+  const firstBlock = span === 1 ? 'lane' : '2u * lane';
+  // Of each inner value a team has two weight rows.
+  const { rows: own, turns } = turnsOf(outputs, lanes, Math.max(1, encoding.mostRows / 2));
+  const turnValues = teams * own;
+  const groupValues = turns * turnValues;
   const reader = rowReader(columns);
   const text = new KernelText()
     .bind({ kind: 'value', name: input, access: 'read' }, 'x', reader.type)
     .bind(output, 'inner', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
-  if (routed !== undefined) text.bind(routed.route, 'route', 'u32');
-  bindNorm(text, norm);
+  const choice = routed && choosesAlong(routed.layer) ? routeCode(routed.layer, threads) : undefined;
+  if (routed !== undefined) {
+    const access = choice === undefined ? 'read' : 'write';
+    text.bind({ kind: 'buffer', name: routed.layer.route, access }, 'route', 'u32');
+  }
+  choice?.bind(text);
+  bindNorm(text, norm, columns);
   const pair = (unit: GatedUnit) => [text.matrix(unit.gate), text.matrix(unit.up)] as const;
   const routedPair = routed && pair(routed);
   const alwaysPair = always && pair(always);
-  const used = routed?.used ?? 0;
 
-  const laneRows = laneInput({ lanes, blocks, columns, tile: 1, row: () => 't', norm });
-  const sums = laneSums(2 * teams * own, lanes);
-  const loads = ([gate, up]: readonly [MatrixText, MatrixText], unit: GatedUnit, base: string, b: string) =>
+  const staged = staging({ encoding, lanes, columns, tile: 1, row: () => 't', norm });
+  const sums = laneSums(2 * turnValues, lanes);
+  // All workgroups choose, one of them writes it down.
+  const ownRank = always === undefined ? 'rank' : `min(rank, ${used - 1}u)`;
+  const expertCode =
+    routed === undefined
+      ? ''
+      : choice === undefined
+        ? `  let expert = min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u);`
+        : `${choice.pick}
+  if (wg.x == 0u && rank == 0u) {
+${choice.write}
+  }
+  let expert = pickedExpert(${ownRank});`;
+  const loads = (
+    [gate, up]: readonly [MatrixText, MatrixText],
+    unit: GatedUnit,
+    {
+      base,
+      name,
+      b,
+      turn,
+    }: { readonly base: string; readonly name: string; readonly b: string; readonly turn: string },
+  ) =>
     unrolled(
       own,
       (r) => `    {
-      let at = ${base}min(first + ${r}u, ${rowsOf(unit.gate) - 1}u);
-      g${r} = ${encoding.load(gate, `at * ${gate.rowWords}u`, b)};
-      u${r} = ${encoding.load(up, `at * ${up.rowWords}u`, b)};
+      let at = ${base}min(first + ${turn}${r}u, ${rowsOf(unit.gate) - 1}u);
+      ${name}Gate${r} = ${encoding.load(gate, { row: `at * ${gate.rowWords}u`, b, span })};
+      ${name}Up${r} = ${encoding.load(up, { row: `at * ${up.rowWords}u`, b, span })};
     }`,
     );
-  const load = (b: string) => {
-    const declared = unrolled(own, (r) => `  var g${r}: ${encoding.weightType};\n  var u${r}: ${encoding.weightType};`);
-    const ofRouted = routed && routedPair && loads(routedPair, routed, `expert * ${rowsOf(routed.gate)}u + `, b);
-    const ofAlways = always && alwaysPair && loads(alwaysPair, always, '', b);
-    if (ofRouted === undefined || ofAlways === undefined) return `${declared}\n${ofRouted ?? ofAlways}`;
-    return `${declared}\n  if (rank < ${used}u) {\n${ofRouted}\n  } else {\n${ofAlways}\n  }`;
+  /** Loads of a turn's weights, of the block `b`. */
+  const load = (name: string, b: string, turn: string) => {
+    const ofRouted =
+      routed && routedPair && loads(routedPair, routed, { base: `expert * ${rowsOf(routed.gate)}u + `, name, b, turn });
+    const ofAlways = always && alwaysPair && loads(alwaysPair, always, { base: '', name, b, turn });
+    if (ofRouted === undefined || ofAlways === undefined) return ofRouted ?? ofAlways ?? '';
+    return `  if (rank < ${used}u) {\n${ofRouted}\n  } else {\n${ofAlways}\n  }`;
   };
-  const multiply = (b: string) => `  {
-    let x = ${laneRows.prepared(0, b)};
-${unrolled(own, (r) => `    gate${r} += dotBlock(g${r}, x);\n    up${r} += dotBlock(u${r}, x);`)}
+  const declare = (name: string) =>
+    unrolled(own, (r) => `  var ${name}Gate${r}: Weights;\n  var ${name}Up${r}: Weights;`);
+  const put = (gateOf: (r: number) => string, upOf: (r: number) => string) => `  if (team < ${teams}u) {
+${unrolled(
+  own,
+  (r) => `    putPart(2u * (team * ${own}u + ${r}u), lane, ${gateOf(r)});
+    putPart(2u * (team * ${own}u + ${r}u) + 1u, lane, ${upOf(r)});`,
+)}
   }`;
   /** A number of the unit that a workgroup is in. */
   const ofUnit = (pick: (unit: GatedUnit) => number) =>
@@ -99,11 +127,63 @@ ${unrolled(own, (r) => `    gate${r} += dotBlock(g${r}, x);\n    up${r} += dotBl
       : always === undefined
         ? `${routed.offset}u + rank * ${routed.wide}u`
         : `select(${always.offset}u, ${routed.offset}u + rank * ${routed.wide}u, rank < ${used}u)`;
+  const write = (turn: string) => `  gather(tid);
+  for (var i = tid; i < ${turnValues}u; i += ${threads}u) {
+    let g = laneSum(2u * i) * ${staged.factor('0u')};
+    let u = laneSum(2u * i + 1u) * ${staged.factor('0u')};
+    let own = groupFirst + ${turn}i;
+    if (own < wide) {
+      inner[t * ${outputWidth}u + ${offset} + own] = select(0.0, silu(g) * u, own < ${ofUnit(({ gate }) => rowsOf(gate))});
+    }
+  }`;
+  const dotGate = (r: number) => `dotLane(wGate${r}, x0)`;
+  const dotUp = (r: number) => `dotLane(wUp${r}, x0)`;
+  /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
+  const taken = () => `${staged.fetch('0u')}
+${expertCode}
+${declare('w')}
+${load('w', firstBlock, '')}
+${staged.stage}
+${staged.end}
+${
+  turns === 1
+    ? `${put(dotGate, dotUp)}
+${write('')}`
+    : `  for (var turn = 0u; turn < ${turns}u; turn++) {
+${declare('next')}
+    if (turn + 1u < ${turns}u) {
+${load('next', firstBlock, `(turn + 1u) * ${turnValues}u + `)}
+    }
+${put(dotGate, dotUp)}
+${write(`turn * ${turnValues}u + `)}
+${sums.again}
+${unrolled(own, (r) => `    wGate${r} = nextGate${r};\n    wUp${r} = nextUp${r};`)}
+  }`
+}`;
+  /** Longer rows: sums grow over the rounds. */
+  const rounded = () => `${expertCode}
+${unrolled(own, (r) => `  var gate${r} = 0.0;\n  var up${r} = 0.0;`)}
+  for (var round = 0u; round < ${rounds}u; round++) {
+    let b = min((round * ${lanes.lanes}u + lane) * ${span}u, ${blocks - span}u);
+${staged.fetch('round')}
+${declare('w')}
+${load('w', 'b', '')}
+${staged.stage}
+${unrolled(own, (r) => `    gate${r} += ${dotGate(r)};\n    up${r} += ${dotUp(r)};`)}
+  }
+${staged.end}
+${put(
+  (r) => `gate${r}`,
+  (r) => `up${r}`,
+)}
+${write('')}`;
   const code = text.code(/* wgsl */ `
 ${reader.code}
 ${sigmoidCode}
-${encoding.helpers}
-${laneRows.functions}
+${choice?.functions ?? ''}
+${encoding.helpers(span)}
+${scratchCode(staged, sums)}
+${staged.functions}
 ${sums.code}
 
 @compute @workgroup_size(${threads})
@@ -116,41 +196,8 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   let lane = tid % ${lanes.lanes}u;
   let team = tid / ${lanes.lanes}u;
   let first = groupFirst + team * ${own}u;
-  ${
-    routed === undefined
-      ? ''
-      : `var expert = 0u;
-  if (rank < ${used}u) { expert = min(route[t * ${routed.routeWidth}u + rank], ${routed.experts - 1}u); }`
-  }
-${unrolled(own, (r) => `  var gate${r} = 0.0;\n  var up${r} = 0.0;`)}
-${
-  each === 1
-    ? `${load('lane')}
-${laneRows.start}
-${multiply('lane')}`
-    : `${laneRows.start}
-  for (var i = 0u; i < ${each}u; i++) {
-    let b = lane + i * ${lanes.lanes}u;
-    if (b < ${blocks}u) {
-${load('b')}
-${multiply('b')}
-    }
-  }`
-}
-${unrolled(
-  own,
-  (r) => `  partial[(2u * (team * ${own}u + ${r}u)) * ${sums.stride}u + lane] = gate${r};
-  partial[(2u * (team * ${own}u + ${r}u) + 1u) * ${sums.stride}u + lane] = up${r};`,
-)}
-  gather(tid);
-  for (var i = tid; i < ${groupValues}u; i += ${threads}u) {
-    let g = laneSum(2u * i);
-    let u = laneSum(2u * i + 1u);
-    let own = groupFirst + i;
-    if (own < wide) {
-      inner[t * ${outputWidth}u + ${offset} + own] = select(0.0, silu(g) * u, own < ${ofUnit(({ gate }) => rowsOf(gate))});
-    }
-  }
+${staged.start}
+${rounds === 1 ? taken() : rounded()}
 }`);
   const across = Math.ceil(widest / groupValues);
   builder.dispatch('step', {

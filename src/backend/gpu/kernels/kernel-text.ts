@@ -13,6 +13,8 @@ export interface MatrixText {
   readonly decode: string;
   /** `fn (row: u32, b: u32) -> Codes`, of formats that have codes. */
   readonly codes: string;
+  /** `fn (row: u32, b: u32) -> CodesPair`: those of blocks b, an even number, and b + 1. */
+  readonly codesPair: string;
   readonly rowWords: number;
   readonly columns: number;
   /** Blocks of 32 columns; columns beyond the last are zero. */
@@ -32,9 +34,9 @@ export class KernelText {
     return this;
   }
 
-  /** Binds a vector of f32. */
-  vector(weight: string, name: string): this {
-    this.#parts.push(`@group(0) @binding(${this.bindings.length}) var<storage, read> ${name}: array<f32>;`);
+  /** Binds a vector of f32, as it is or by fours. */
+  vector(weight: string, name: string, type: 'f32' | 'vec4f' = 'f32'): this {
+    this.#parts.push(`@group(0) @binding(${this.bindings.length}) var<storage, read> ${name}: array<${type}>;`);
     this.bindings.push({ kind: 'weight', name: weight });
     return this;
   }
@@ -52,6 +54,7 @@ export class KernelText {
     return {
       decode: `decode32_${binding}`,
       codes: `codes32_${binding}`,
+      codesPair: `codesPair_${binding}`,
       rowWords: planeWords(format, columns).rowWords,
       columns,
       blocks: Math.ceil(columns / 32),

@@ -9,13 +9,18 @@ import type { Weight } from '../../../model/weights.ts';
 import type { Mode } from '../../kernel.ts';
 import type { Binding, Builder, Dispatch, RunShape } from '../builder.ts';
 import { columnsOf, KernelText, rowReader, rowsOf, spread, unrolled } from './kernel-text.ts';
-import { bindNorm, blocksOf, type Encoding, laneInput, laneSums, lanesOf } from './lane-product.ts';
-
-/** Run rows that share a workgroup's weights; the least that holds a run's rows is taken. */
-const TILES: Readonly<Record<Encoding['id'], readonly number[]>> = { int8: [1, 4, 8], f32: [1, 4] };
-
-/** f32 in workgroup memory for partial sums: with the norm's squares beside them less than the 16 KiB that every device has. */
-const PARTIALS = 2560;
+import {
+  bindNorm,
+  blocksOf,
+  type Encoding,
+  type Lanes,
+  laneSums,
+  lanesOf,
+  scratchCode,
+  staging,
+  type Turns,
+  turnsOf,
+} from './lane-product.ts';
 
 export interface MatVec {
   readonly label: string;
@@ -37,7 +42,7 @@ export interface MatVec {
 
 /** Emits a dispatch for each size of tile; one of them serves a run. */
 export function emitMatVec(builder: Builder, mode: Mode, product: MatVec): void {
-  const tiles = TILES[product.encoding.id];
+  const tiles = tilesFor(product);
   for (const [index, tile] of tiles.entries()) {
     const { code, bindings, groups } = matVecKernel(builder, product, tile);
     const least = index === 0 ? 0 : (tiles[index - 1] as number);
@@ -55,30 +60,58 @@ export function emitMatVec(builder: Builder, mode: Mode, product: MatVec): void 
   }
 }
 
+/** Of workgroup memory, less what little things take: every device has 16 KiB. */
+const MEMORY_WORDS = 4096 - 320;
+
+interface Shape {
+  readonly lanes: Lanes;
+  readonly turns: Turns;
+  /** Words of workgroup memory. */
+  readonly words: number;
+}
+
 /**
- * Weight rows of a team: many are many loads on their way at once and few copies of the input's making, but small outputs
- * are spread thin, so that every processor of a large GPU has some. A tile's partial sums have to fit.
+ * How the weights of a product are shared out among lanes does not depend on the tile, so that a row's sums do not; how many
+ * weight rows a team has may, since each has sums of its own.
  */
-function teamRows(total: number, tile: number, threads: number): number {
-  const wished = total >= 4096 ? 8 : total >= 1024 ? 4 : 1;
-  let rows = wished;
-  while (rows > 1 && rows * tile * (threads + 1) > PARTIALS) rows /= 2;
-  return rows;
+function shapeOf({ weights, encoding, norm }: MatVec, tile: number): Shape {
+  const total = weights.reduce((sum, { weight }) => sum + rowsOf(weight), 0);
+  const lanes = lanesOf(blocksOf((weights[0] as { weight: Weight }).weight), total, encoding);
+  const inWork = lanes.lanes * lanes.span;
+  const wordsOf = (rows: number) => {
+    const sums = lanes.teams * rows * tile * (lanes.lanes + 1);
+    const segments = lanes.teams * rows * tile * 8;
+    return (
+      segments +
+      (encoding.id === 'f32' ? 32 * (inWork + 1) + sums : tile * (9 * inWork + 32) + Math.max(8 * inWork, sums)) +
+      (norm === undefined ? 0 : tile * (lanes.threads + 16))
+    );
+  };
+  let { mostRows } = encoding;
+  while (mostRows > lanes.span && wordsOf(mostRows / lanes.span) > MEMORY_WORDS) mostRows /= 2;
+  const turns = turnsOf(total, lanes, mostRows);
+  return { lanes, turns, words: wordsOf(turns.rows) };
+}
+
+/** The sizes of tiles that fit into workgroup memory. */
+function tilesFor(product: MatVec): readonly number[] {
+  return product.encoding.tiles.filter((tile) => tile === 1 || shapeOf(product, tile).words <= MEMORY_WORDS);
 }
 
 function matVecKernel(
   builder: Builder,
-  { encoding, input, norm, output, outputWidth, outputOffset = 0, weights, add, wanted }: MatVec,
+  product: MatVec,
   tile: number,
 ): Pick<Dispatch, 'code' | 'bindings'> & { readonly groups: number } {
-  const first = (weights[0] as { weight: Weight }).weight;
-  const columns = columnsOf(first);
-  const blocks = blocksOf(first);
-  const lanes = lanesOf(blocks);
-  const { threads, each, teams } = lanes;
-  const total = weights.reduce((sum, { weight }) => sum + rowsOf(weight), 0);
-  const own = teamRows(total, tile, threads);
-  const groupRows = teams * own;
+  const { encoding, input, norm, output, outputWidth, outputOffset = 0, weights, add, wanted } = product;
+  const columns = columnsOf((weights[0] as { weight: Weight }).weight);
+  const {
+    lanes,
+    turns: { rows: own, turns },
+  } = shapeOf(product, tile);
+  const { blocks, span, threads, rounds, teams } = lanes;
+  const turnRows = teams * own;
+  const groupRows = turns * turnRows;
 
   const reader = rowReader(columns);
   const text = new KernelText()
@@ -86,7 +119,7 @@ function matVecKernel(
     .bind(output, 'y', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
   if (add !== undefined) text.bind({ kind: 'value', name: add, access: 'read' }, 'residual', 'f32');
-  bindNorm(text, norm);
+  bindNorm(text, norm, columns);
   let firstGroup = 0;
   let firstRow = outputOffset;
   const segments = weights.map(({ weight, bias }) => {
@@ -116,25 +149,77 @@ function matVecKernel(
     const row = `min(first + ${t}u, count - 1u)`;
     return wanted ? `step[${at.wanted}u + ${row}]` : row;
   };
-  const laneRows = laneInput({ lanes, blocks, columns, tile, row: (t) => `row${t}`, norm });
-  const sums = laneSums(teams * own * tile, lanes);
-  const teamRow = (segment: Segment, r: number) =>
-    `min((group - ${segment.firstGroup}u) * ${groupRows}u + team * ${own}u + ${r}u, ${segment.rows - 1}u)`;
-  const load = (b: string) => `
-${unrolled(own, (r) => `  var w${r}: ${encoding.weightType};`)}
-${choose((segment) => unrolled(own, (r) => `  w${r} = ${encoding.load(segment.matrix, `${teamRow(segment, r)} * ${segment.matrix.rowWords}u`, b)};`))}`;
-  const multiply = (b: string) =>
-    unrolled(
-      tile,
-      (t) => `  {
-    let x = ${laneRows.prepared(t, b)};
-${unrolled(own, (r) => `    a${r}_${t} += dotBlock(w${r}, x);`)}
-  }`,
+  const staged = staging({ encoding, lanes, columns, tile, row: (t) => `row${t}`, norm });
+  const sums = laneSums(turnRows * tile, lanes);
+  /** Loads of a turn's weights, of the block `b`, into `name`0 …. */
+  const load = (name: string, b: string, turn: string) =>
+    choose(({ matrix, rows, firstGroup: start }) =>
+      unrolled(own, (r) => {
+        const row = `(group - ${start}u) * ${groupRows}u + ${turn}team * ${own}u + ${r}u`;
+        return `  ${name}${r} = ${encoding.load(matrix, { row: `min(${row}, ${rows - 1}u) * ${matrix.rowWords}u`, b, span })};`;
+      }),
     );
+  const declare = (name: string) => unrolled(own, (r) => `  var ${name}${r}: Weights;`);
+  const put = (value: (r: number, t: number) => string) =>
+    `  if (team < ${teams}u) {
+${unrolled(own, (r) => unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}u) * ${tile}u + ${t}u, lane, ${value(r, t)});`))}
+  }`;
+  const write = (turn: string) => `  gather(tid);
+  for (var i = tid; i < ${turnRows * tile}u; i += ${threads}u) {
+    let t = first + i % ${tile}u;
+    if (t >= count) { continue; }
+    let sum = laneSum(i) * ${staged.factor(`i % ${tile}u`)};
+    ${choose(
+      ({ rows, bias, firstGroup: start, firstRow: offset }) => `
+      let row = (group - ${start}u) * ${groupRows}u + ${turn}i / ${tile}u;
+      if (row < ${rows}u) {
+        let place = t * ${outputWidth}u + ${offset}u + row;
+        y[place] = sum${bias === undefined ? '' : ` + ${bias}[row]`}${add === undefined ? '' : ' + residual[place]'};
+      }`,
+    )}
+  }`;
+  const firstBlock = span === 1 ? 'lane' : '2u * lane';
+  const dot = (r: number, t: number) => `dotLane(w${r}, x${t})`;
+  const turn = turns === 1 ? '' : `turn * ${turnRows}u + `;
+  /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
+  const taken = () => `${staged.fetch('0u')}
+${declare('w')}
+${load('w', firstBlock, '')}
+${staged.stage}
+${staged.end}
+${
+  turns === 1
+    ? `${put(dot)}
+${write('')}`
+    : `  for (var turn = 0u; turn < ${turns}u; turn++) {
+${declare('next')}
+    if (turn + 1u < ${turns}u) {
+${load('next', firstBlock, `(turn + 1u) * ${turnRows}u + `)}
+    }
+${put(dot)}
+${write(turn)}
+${sums.again}
+${unrolled(own, (r) => `    w${r} = next${r};`)}
+  }`
+}`;
+  /** Longer rows: sums grow over the rounds. */
+  const rounded = () => `${unrolled(own, (r) => unrolled(tile, (t) => `  var a${r}_${t} = 0.0;`))}
+  for (var round = 0u; round < ${rounds}u; round++) {
+    let b = min((round * ${lanes.lanes}u + lane) * ${span}u, ${blocks - span}u);
+${staged.fetch('round')}
+${declare('w')}
+${load('w', 'b', '')}
+${staged.stage}
+${unrolled(own, (r) => unrolled(tile, (t) => `    a${r}_${t} += ${dot(r, t)};`))}
+  }
+${staged.end}
+${put((r, t) => `a${r}_${t}`)}
+${write('')}`;
   const body = /* wgsl */ `
 ${reader.code}
-${encoding.helpers}
-${laneRows.functions}
+${encoding.helpers(span)}
+${scratchCode(staged, sums)}
+${staged.functions}
 ${sums.code}
 
 @compute @workgroup_size(${threads})
@@ -146,36 +231,8 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   let lane = tid % ${lanes.lanes}u;
   let team = tid / ${lanes.lanes}u;
 ${unrolled(tile, (t) => `  let row${t} = ${inputRow(t)};`)}
-${unrolled(own, (r) => unrolled(tile, (t) => `  var a${r}_${t} = 0.0;`))}
-${
-  each === 1
-    ? `${load('lane')}
-${laneRows.start}
-${multiply('lane')}`
-    : `${laneRows.start}
-  for (var i = 0u; i < ${each}u; i++) {
-    let b = lane + i * ${lanes.lanes}u;
-    if (b < ${blocks}u) {
-${load('b')}
-${multiply('b')}
-    }
-  }`
-}
-${unrolled(own, (r) => unrolled(tile, (t) => `  partial[((team * ${own}u + ${r}u) * ${tile}u + ${t}u) * ${sums.stride}u + lane] = a${r}_${t};`))}
-  gather(tid);
-  for (var i = tid; i < ${groupRows * tile}u; i += ${threads}u) {
-    let sum = laneSum(i);
-    let t = first + i % ${tile}u;
-    if (t >= count) { continue; }
-    ${choose(
-      ({ rows, bias, firstGroup: start, firstRow: offset }) => `
-      let row = (group - ${start}u) * ${groupRows}u + i / ${tile}u;
-      if (row < ${rows}u) {
-        let place = t * ${outputWidth}u + ${offset}u + row;
-        y[place] = sum${bias === undefined ? '' : ` + ${bias}[row]`}${add === undefined ? '' : ' + residual[place]'};
-      }`,
-    )}
-  }
+${staged.start}
+${rounds === 1 ? taken() : rounded()}
 }`;
   return { code: text.code(body), bindings: text.bindings, groups: firstGroup };
 }

@@ -6,97 +6,24 @@
 import { columnsOf, KernelText, rowReader } from './kernel-text.ts';
 import { emitTiled } from './linear.ts';
 import { buffer, type MoeLayer, sigmoidCode, value } from './moe-layer.ts';
+import { emitCombine, emitSort, type Sorted } from './moe-sort.ts';
 import { emitTiledGated } from './tiled-gated.ts';
 import { TILE_ROWS, tileKernel } from './tiles.ts';
 
 /** Pairs of a tile: an expert has a few dozen of a usual batch. */
 const HEIGHT = 32;
 
-/**
- * The sorted pairs, u32: how many tiles there are, three unused; (expert, first place, count) of each tile; the pair
- * row · used + rank at each place.
- */
-interface Sorted {
-  readonly name: string;
-  readonly order: number;
-}
-
-const TILES = 4;
-
-/** Whole tiles, and a last one of each expert that is not. */
-function mostTiles(pairs: number, experts: number): number {
-  return Math.floor(pairs / HEIGHT) + Math.min(experts, pairs);
-}
-
 export function emitPromptExperts(layer: MoeLayer): void {
   const { operation, builder, hidden } = layer;
   const { moe, prefix } = operation;
-  const pairs = builder.rows * moe.used;
-  const sorted: Sorted = { name: `${prefix}.sorted`, order: TILES + 3 * mostTiles(pairs, moe.experts) };
-  builder.declareBuffer(sorted.name, (sorted.order + pairs) * 4);
-  builder.declareBuffer(`${prefix}.made`, pairs * hidden * 4);
-  emitSort(layer, sorted);
+  builder.declareBuffer(`${prefix}.made`, builder.rows * moe.used * hidden * 4);
+  const sorted = emitSort(layer, { height: HEIGHT });
   emitIn(layer, sorted);
   if (moe.shared !== undefined) emitSharedIn(layer);
   emitOut(layer, sorted);
   if (moe.shared !== undefined) emitSharedOut(layer);
   emitCombine(layer);
 }
-
-function emitSort({ operation, builder, route, routeWidth }: MoeLayer, { name, order }: Sorted): void {
-  const { experts, used } = operation.moe;
-  const text = new KernelText()
-    .bind(buffer(route, 'read'), 'route', 'u32')
-    .bind(buffer(name, 'write'), 'sorted', 'u32')
-    .bind({ kind: 'step' }, 'step', 'u32');
-  const code = text.code(/* wgsl */ `
-var<workgroup> counts: array<atomic<u32>, ${experts}>;
-
-fn expertOf(pair: u32) -> u32 {
-  return min(route[(pair / ${used}u) * ${routeWidth}u + pair % ${used}u], ${experts - 1}u);
-}
-
-@compute @workgroup_size(256)
-fn main(@builtin(local_invocation_index) tid: u32) {
-  let pairs = min(step[${builder.step.rows}u], ${builder.rows}u) * ${used}u;
-  for (var pair = tid; pair < pairs; pair += 256u) { atomicAdd(&counts[expertOf(pair)], 1u); }
-  workgroupBarrier();
-  if (tid == 0u) {
-    var place = 0u;
-    var tiles = 0u;
-    for (var e = 0u; e < ${experts}u; e++) {
-      let count = atomicLoad(&counts[e]);
-      atomicStore(&counts[e], place);
-      for (var done = 0u; done < count; done += ${HEIGHT}u) {
-        let at = ${TILES}u + 3u * tiles;
-        sorted[at] = e;
-        sorted[at + 1u] = place + done;
-        sorted[at + 2u] = min(count - done, ${HEIGHT}u);
-        tiles++;
-      }
-      place += count;
-    }
-    sorted[0] = tiles;
-  }
-  workgroupBarrier();
-  for (var pair = tid; pair < pairs; pair += 256u) {
-    sorted[${order}u + atomicAdd(&counts[expertOf(pair)], 1u)] = pair;
-  }
-}`);
-  builder.dispatch('prompt', {
-    label: `${operation.prefix} sort`,
-    code,
-    bindings: text.bindings,
-    workgroups: () => [1, 1, 1],
-  });
-}
-
-/** Declares a tile of sorted pairs, or leaves when there is none. */
-const sortedTile = /* wgsl */ `
-  if (wg.y >= sorted[0]) { return; }
-  let expert = sorted[${TILES}u + 3u * wg.y];
-  let place = sorted[${TILES + 1}u + 3u * wg.y];
-  let count = min(sorted[${TILES + 2}u + 3u * wg.y], ${HEIGHT}u);`;
 
 /** silu(gate · x) ⊙ (up · x) of sorted pairs: 32 rows of each matrix a tile. */
 function emitIn(layer: MoeLayer, sorted: Sorted): void {
@@ -123,7 +50,7 @@ function emitIn(layer: MoeLayer, sorted: Sorted): void {
     height: HEIGHT,
     blocks: gate.blocks,
     functions: reader.code + sigmoidCode,
-    start: `${sortedTile}\n  let first = wg.x * ${half}u;`,
+    start: `${sorted.tile}\n  let first = wg.x * ${half}u;`,
     inputRow: `sorted[${sorted.order}u + place + t] / ${used}u`,
     decode: (store) => `
       if (tid < ${half}u) {${store(gate, `expert * ${rows}u + min(first + tid, ${rows - 1}u)`)}
@@ -139,7 +66,7 @@ ${put(1)}`,
     label: `${prefix} gate and up`,
     code,
     bindings: text.bindings,
-    workgroups: (run) => [across, mostTiles(run.rows * used, moe.experts), 1],
+    workgroups: (run) => [across, sorted.tiles(run), 1],
   });
 }
 
@@ -178,7 +105,7 @@ function emitOut(layer: MoeLayer, sorted: Sorted): void {
     blocks: down.blocks,
     functions: `fn inputAt(row: u32, v: u32) -> vec4f { return inner[row + v]; }
 fn slotOf(pair: u32) -> u32 { return (pair / ${used}u) * ${innerWidth / 4}u + (pair % ${used}u) * ${slot / 4}u; }`,
-    start: `${sortedTile}\n  let first = wg.x * ${TILE_ROWS}u;`,
+    start: `${sorted.tile}\n  let first = wg.x * ${TILE_ROWS}u;`,
     inputRow: `slotOf(sorted[${sorted.order}u + place + t])`,
     decode: (store) => store(down, `expert * ${hidden}u + min(first + tid, ${hidden - 1}u)`),
     write: `      let pair = sorted[${sorted.order}u + place + t];\n${[0, 1, 2, 3].map(put).join('\n')}`,
@@ -188,7 +115,7 @@ fn slotOf(pair: u32) -> u32 { return (pair / ${used}u) * ${innerWidth / 4}u + (p
     label: `${prefix} down`,
     code,
     bindings: text.bindings,
-    workgroups: (run) => [across, mostTiles(run.rows * used, moe.experts), 1],
+    workgroups: (run) => [across, sorted.tiles(run), 1],
   });
 }
 
@@ -206,36 +133,5 @@ function emitSharedOut(layer: MoeLayer): void {
     output: buffer(`${prefix}.sharedOut`, 'write'),
     outputWidth: hidden,
     weight: builder.weight(`${prefix}.shared.down`),
-  });
-}
-
-function emitCombine({ operation, builder, hidden, route, routeWidth }: MoeLayer): void {
-  const { moe, prefix, output, add } = operation;
-  const { used, shared } = moe;
-  const text = new KernelText()
-    .bind(buffer(`${prefix}.made`, 'read'), 'made', 'f32')
-    .bind(buffer(route, 'read'), 'route', 'u32')
-    .bind(value(output, 'write'), 'y', 'f32')
-    .bind({ kind: 'step' }, 'step', 'u32');
-  if (shared !== undefined) text.bind(buffer(`${prefix}.sharedOut`, 'read'), 'sharedOut', 'f32');
-  if (add !== undefined) text.bind(value(add, 'read'), 'residual', 'f32');
-  const code = text.code(/* wgsl */ `
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
-  let t = wg.y;
-  let i = wg.x * 256u + tid;
-  if (t >= step[${builder.step.rows}u] || i >= ${hidden}u) { return; }
-  var sum = 0.0;
-  for (var rank = 0u; rank < ${used}u; rank++) {
-    sum += bitcast<f32>(route[t * ${routeWidth}u + ${used}u + rank]) * made[(t * ${used}u + rank) * ${hidden}u + i];
-  }
-  ${shared === undefined ? '' : `sum += bitcast<f32>(route[t * ${routeWidth}u + ${2 * used}u]) * sharedOut[t * ${hidden}u + i];`}
-  y[t * ${hidden}u + i] = sum${add === undefined ? '' : ` + residual[t * ${hidden}u + i]`};
-}`);
-  builder.dispatch('prompt', {
-    label: `${prefix} sum`,
-    code,
-    bindings: text.bindings,
-    workgroups: (run) => [Math.ceil(hidden / 256), run.rows, 1],
   });
 }

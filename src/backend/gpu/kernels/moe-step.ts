@@ -1,21 +1,22 @@
 /**
  * Experts of few rows: what goes into the down products (`gated.ts`), and the down products with the weighted sum. A
- * workgroup makes a few output values of one row from all of its experts: a thread owns blocks of 32 columns of one of
- * them, encodes its own input and multiplies it with all of the workgroup's weight rows.
+ * workgroup makes a few output values of one row from all of its experts: what goes into them is staged as one long row,
+ * of which a thread has a block of 32 columns of one expert (`lane-product.ts`).
  */
 
 import { emitGated } from './gated.ts';
 import { KernelText, type MatrixText, unrolled } from './kernel-text.ts';
-import type { Encoding } from './lane-product.ts';
+import { type Encoding, type Lanes, roundsOf, scratchCode, staging, turnsOf } from './lane-product.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 
-/** Threads of a workgroup, at the most. */
-const MOST_THREADS = 256;
-/** f32 in workgroup memory, of the 16 KiB that every device has. */
-const PARTIALS = 3584;
+/** Blocks of 32 inner values whose partial sums fit into workgroup memory beside what is staged. */
+export const MAX_INNER_BLOCKS = 1536;
+/** Blocks that are staged as bytes at once: all of them if they are few, else less, since partial sums then lie beside them. */
+const ALL_ITEMS = 192;
+const SOME_ITEMS = 96;
 
 export function emitStepExperts(layer: MoeLayer, encoding: Encoding): void {
-  const { operation, builder, route, routeWidth, inner, innerWidth, slot, sharedSlot } = layer;
+  const { operation, builder, inner, innerWidth, slot, sharedSlot } = layer;
   const { moe, prefix, input, norm } = operation;
   const pair = (part: string) => ({
     gate: builder.weight(`${prefix}.${part}gate`),
@@ -32,10 +33,7 @@ export function emitStepExperts(layer: MoeLayer, encoding: Encoding): void {
       ...pair(''),
       wide: slot,
       offset: 0,
-      used: moe.used,
-      experts: moe.experts,
-      route: buffer(route, 'read'),
-      routeWidth,
+      layer,
     },
     always: moe.shared && { ...pair('shared.'), wide: sharedSlot, offset: moe.used * slot },
   });
@@ -60,69 +58,112 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
   /** Blocks of a row's inner values: each expert's, then the shared one's. */
   const items = used * blocks + sharedBlocks;
   const units = used + (shared === undefined ? 0 : 1);
-  const threads = Math.min(MOST_THREADS, Math.ceil(items / 32) * 32);
-  // Many rows are many loads on their way at once; but a large device wants many workgroups, too.
-  let rows = hidden >= 1024 ? 4 : 2;
-  while (rows > 1 && rows * (items + 1) > PARTIALS) rows /= 2;
+  const atOnce = encoding.id === 'f32' ? encoding.mostBlocks : items <= ALL_ITEMS ? items : SOME_ITEMS;
+  // Two blocks side by side belong to one expert only where each has an even number of them.
+  const single = blocks % 2 !== 0 || sharedBlocks % 2 !== 0;
+  const { rounds, lanes: inWork, span } = roundsOf(items, atOnce, single ? { ...encoding, span: 1 } : encoding);
+  const threads = Math.ceil(inWork / 32) * 32;
+  const lanes: Lanes = { blocks: items, lanes: inWork, span, rounds, teams: 1, threads };
+  const parts = items / span;
   /** An odd distance, so that threads that add up different rows read different banks. */
-  const stride = items | 1;
-  const load = (matrix: MatrixText, base: string, b: string) =>
+  const stride = parts | 1;
+  let { mostRows } = encoding;
+  while (mostRows > span && (mostRows / span) * stride > MAX_INNER_BLOCKS) mostRows /= 2;
+  const { rows, turns } = turnsOf(hidden, lanes, mostRows);
+  const groupRows = turns * rows;
+  const staged = staging({ encoding, lanes, columns: 32 * items, tile: 1, row: () => 't' });
+  const loads = (matrix: MatrixText, { name, base, b, turn }: Record<'name' | 'base' | 'b' | 'turn', string>) =>
     unrolled(
       rows,
       (r) =>
-        `      w${r} = ${encoding.load(matrix, `(${base}min(first + ${r}u, ${hidden - 1}u)) * ${matrix.rowWords}u`, b)};`,
+        `      ${name}${r} = ${encoding.load(matrix, { row: `(${base}min(first + ${turn}${r}u, ${hidden - 1}u)) * ${matrix.rowWords}u`, b, span })};`,
     );
-  const routedLoads = `
-      let expert = min(route[t * ${routeWidth}u + item / ${blocks}u], ${experts - 1}u) * ${hidden}u;
-${load(down, 'expert + ', `item % ${blocks}u`)}`;
-  const code = text.code(/* wgsl */ `
-${encoding.helpers}
-var<workgroup> partial: array<f32, ${rows * stride}>;
-var<workgroup> made: array<f32, ${units * rows}>;
-
-@compute @workgroup_size(${threads})
-fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
-  let t = wg.y;
-  let first = wg.x * ${rows}u;
-  if (t >= step[${builder.step.rows}u]) { return; }
-  for (var item = tid; item < ${items}u; item += ${threads}u) {
-${unrolled(rows, (r) => `    var w${r}: ${encoding.weightType};`)}
-    ${
-      sharedDown === undefined
-        ? `{${routedLoads}\n    }`
-        : `if (item < ${used * blocks}u) {${routedLoads}
-    } else {
-${load(sharedDown, '', `item - ${used * blocks}u`)}
-    }`
-    }
-    let at = t * ${innerWidth / 4}u + 8u * item;
-    let x = prepare(array<vec4f, 8>(${Array.from({ length: 8 }, (_, k) => `inner[at + ${k}u]`).join(', ')}));
-${unrolled(rows, (r) => `    partial[${r * stride}u + item] = dotBlock(w${r}, x);`)}
-  }
-  workgroupBarrier();
+  /** Loads of a turn's weights: of the thread's item, the block of one expert's row. */
+  const load = (name: string, turn: string) => {
+    const ofRouted = loads(down, { name, base: 'expert + ', b: 'block', turn });
+    if (sharedDown === undefined) return ofRouted;
+    const ofShared = loads(sharedDown, { name, base: '', b: `(item - ${used * blocks}u)`, turn });
+    return `    if (item < ${used * blocks}u) {\n${ofRouted}\n    } else {\n${ofShared}\n    }`;
+  };
+  const declare = (name: string) => unrolled(rows, (r) => `    var ${name}${r}: Weights;`);
+  // Partial sums stay while later blocks are staged; only where there are none may both lie in the same memory.
+  const partials = { words: rows * stride };
+  const apart = rounds > 1;
+  const partial = (i: string) => (apart ? `partial[${i}]` : `bitcast<f32>(scratch[${i}])`);
+  const put = unrolled(rows, (r) => {
+    const place = `${r * stride}u + part`;
+    const sum = `dotLane(w${r}, x0)`;
+    return apart ? `      partial[${place}] = ${sum};` : `      scratch[${place}] = bitcast<u32>(${sum});`;
+  });
+  /** Sums of a turn: of each expert's blocks, then of the experts. */
+  const write = (turn: string) => `  workgroupBarrier();
   for (var i = tid; i < ${units * rows}u; i += ${threads}u) {
     let unit = i % ${units}u;
-    let begin = (i / ${units}u) * ${stride}u + unit * ${blocks}u;
-    let count = ${shared === undefined ? `${blocks}u` : `select(${sharedBlocks}u, ${blocks}u, unit < ${used}u)`};
+    let begin = (i / ${units}u) * ${stride}u + unit * ${blocks / span}u;
+    let count = ${shared === undefined ? `${blocks / span}u` : `select(${sharedBlocks / span}u, ${blocks / span}u, unit < ${used}u)`};
     var sum = vec4f();
     var k = 0u;
     for (; k + 4u <= count; k += 4u) {
-      sum += vec4f(partial[begin + k], partial[begin + k + 1u], partial[begin + k + 2u], partial[begin + k + 3u]);
+      sum += vec4f(${[0, 1, 2, 3].map((c) => partial(`begin + k + ${c}u`)).join(', ')});
     }
     var all = (sum.x + sum.y) + (sum.z + sum.w);
-    for (; k < count; k++) { all += partial[begin + k]; }
+    for (; k < count; k++) { all += ${partial('begin + k')}; }
     // The shared expert's factor stands behind the weights.
     made[i] = bitcast<f32>(route[t * ${routeWidth}u + ${used}u + unit]) * all;
   }
   workgroupBarrier();
-  if (tid < ${rows}u && first + tid < ${hidden}u) {
+  if (tid < ${rows}u && first + ${turn}tid < ${hidden}u) {
     var sum = 0.0;
     for (var unit = 0u; unit < ${units}u; unit++) { sum += made[tid * ${units}u + unit]; }
-    let place = t * ${hidden}u + first + tid;
+    let place = t * ${hidden}u + first + ${turn}tid;
     y[place] = sum${add === undefined ? '' : ' + residual[place]'};
+  }`;
+  const itemOf = (round: string) => `    let part = min(${round}lane, ${parts - 1}u);
+    let item = ${span === 1 ? 'part' : '2u * part'};
+    let expert = min(route[t * ${routeWidth}u + min(item / ${blocks}u, ${used - 1}u)], ${experts - 1}u) * ${hidden}u;
+    let block = item % ${blocks}u;`;
+  /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
+  const taken = () => `${staged.fetch('0u')}
+${itemOf('')}
+${declare('w')}
+${load('w', '')}
+${staged.stage}
+  for (var turn = 0u; turn < ${turns}u; turn++) {
+${turns === 1 ? '' : `${declare('next')}\n    if (turn + 1u < ${turns}u) {\n${load('next', `(turn + 1u) * ${rows}u + `)}\n    }`}
+    if (tid < ${inWork}u) {
+${put}
+    }
+${write(turns === 1 ? '' : `turn * ${rows}u + `)}
+${turns === 1 ? '' : unrolled(rows, (r) => `    w${r} = next${r};`)}
+  }`;
+  const rounded = () => `  for (var round = 0u; round < ${rounds}u; round++) {
+${itemOf(`round * ${inWork}u + `)}
+${staged.fetch('round')}
+${declare('w')}
+${load('w', '')}
+${staged.stage}
+    if (tid < ${inWork}u && round * ${inWork}u + tid < ${parts}u) {
+${put}
+    }
   }
+${write('')}`;
+  const code = text.code(/* wgsl */ `
+${encoding.helpers(span)}
+${apart ? scratchCode(staged) : scratchCode(staged, partials)}
+${apart ? `var<workgroup> partial: array<f32, ${partials.words}>;` : ''}
+var<workgroup> made: array<f32, ${units * rows}>;
+fn inputAt(row: u32, v: u32) -> vec4f { return inner[row * ${innerWidth / 4}u + ${rounds * inWork * span === items ? 'v' : `min(v, ${8 * items - 1}u)`}]; }
+${staged.functions}
+
+@compute @workgroup_size(${threads})
+fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
+  let t = wg.y;
+  let first = wg.x * ${groupRows}u;
+  if (t >= step[${builder.step.rows}u]) { return; }
+  let lane = min(tid, ${inWork - 1}u);
+${rounds === 1 ? taken() : rounded()}
 }`);
-  const across = Math.ceil(hidden / rows);
+  const across = Math.ceil(hidden / groupRows);
   builder.dispatch('step', {
     label: `${prefix} down`,
     code,

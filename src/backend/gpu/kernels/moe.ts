@@ -1,12 +1,12 @@
 /**
- * The MoE layer. Step rows take four dispatches: the router's logits with the shared expert's own gate · the choice · gate and
+ * The MoE layer. Step rows take three dispatches: the router's logits with the shared expert's own gate · the choice, gate and
  * up with their product, of all chosen experts and the shared one · down with the weighted sum. Prompt rows sort their
  * (row, rank) pairs by expert and multiply the rows of an expert together.
  */
 
 import type { MoeOperation } from '../../../model/graph.ts';
 import type { MoeSpec } from '../../../model/spec.ts';
-import type { Mode, Tolerance } from '../../kernel.ts';
+import type { KernelRequest, Mode, Tolerance, WeightShape } from '../../kernel.ts';
 import type { Builder } from '../builder.ts';
 import { acceptsWeight } from '../formats/index.ts';
 import type { GpuRow } from '../row.ts';
@@ -15,8 +15,8 @@ import { emitTiled } from './linear.ts';
 import { emitMatVec } from './matvec.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 import { emitPromptExperts } from './moe-prompt.ts';
-import { emitRoute } from './moe-route.ts';
-import { emitStepExperts } from './moe-step.ts';
+import { choosesAlong, emitRoute } from './moe-route.ts';
+import { emitStepExperts, MAX_INNER_BLOCKS } from './moe-step.ts';
 import { emitRowNorm } from './rowwise.ts';
 
 /** What the choice keeps in workgroup memory is two f32 an expert and two words a group, of the 16 KiB that every device has. */
@@ -24,9 +24,6 @@ const MAX_EXPERTS = 1024;
 const MAX_GROUPS = 256;
 /** Partial sums of as many experts are in workgroup memory at once. */
 const MAX_USED = 32;
-
-/** Blocks of 32 of a row's inner values that the down kernel has partial sums for (`moe-step.ts`). */
-const MAX_INNER_BLOCKS = 3584;
 
 const f32Tolerance: Tolerance = {
   relativeRms: 2e-6,
@@ -43,25 +40,40 @@ function moeRow(name: string, mode: Mode, encoding: Encoding): GpuRow {
     tolerance: encoding.id === 'f32' ? f32Tolerance : encoding.tolerance,
     layout: 'planes',
     accepts(request) {
-      const { moe, prefix } = request.operation as MoeOperation;
-      const answer = acceptsMoe(moe);
+      const answer = acceptsLayer(request);
       if (answer !== true) return answer;
-      const matrices = Object.entries(request.weights).filter(([part]) => {
-        return part.startsWith(`${prefix}.`) && part !== `${prefix}.selectionBias`;
-      });
-      for (const [part, { format, shape }] of matrices) {
-        if (shape.length < 2) return `${part}: needs a matrix, found [${shape.join(', ')}]`;
-        const taken = acceptsWeight(part, format, shape.at(-1) as number);
-        if (taken !== true) return taken;
-      }
       return acceptsEncoding(
         encoding,
         request.features,
-        matrices.filter(([part]) => !part.endsWith('.router')),
+        matricesOf(request).filter(([part]) => !part.endsWith('.router')),
       );
     },
-    emit: (operation, builder) => emitMoe(operation as MoeOperation, builder, { mode, encoding }),
+    emit: (operation, builder) =>
+      emitMoe(operation as MoeOperation, builder, {
+        mode,
+        experts: (layer) => (mode === 'step' ? emitStepExperts(layer, encoding) : emitPromptExperts(layer)),
+      }),
   };
+}
+
+/** A layer's matrices by name. */
+function matricesOf({ operation, weights }: KernelRequest): [name: string, weight: WeightShape][] {
+  const { prefix } = operation as MoeOperation;
+  return Object.entries(weights).filter(
+    ([part]) => part.startsWith(`${prefix}.`) && part !== `${prefix}.selectionBias`,
+  );
+}
+
+/** true, or what of a layer no row takes. */
+export function acceptsLayer(request: KernelRequest): true | string {
+  const answer = acceptsMoe((request.operation as MoeOperation).moe);
+  if (answer !== true) return answer;
+  for (const [part, { format, shape }] of matricesOf(request)) {
+    if (shape.length < 2) return `${part}: needs a matrix, found [${shape.join(', ')}]`;
+    const taken = acceptsWeight(part, format, shape.at(-1) as number);
+    if (taken !== true) return taken;
+  }
+  return true;
 }
 
 function acceptsMoe(moe: MoeSpec): true | string {
@@ -83,10 +95,11 @@ export const moeRows: readonly GpuRow[] = [
   moeRow('moe-prompt', 'prompt', f32Encoding),
 ];
 
-function emitMoe(
+/** @param how.experts emits what follows the choice of experts */
+export function emitMoe(
   made: MoeOperation,
   builder: Builder,
-  { mode, encoding }: { readonly mode: Mode; readonly encoding: Encoding },
+  { mode, experts }: { readonly mode: Mode; readonly experts: (layer: MoeLayer) => void },
 ): void {
   const { moe, prefix, output } = made;
   const hidden = builder.width(output);
@@ -112,9 +125,8 @@ function emitMoe(
   builder.declareBuffer(layer.route, builder.rows * layer.routeWidth * 4);
   builder.declareBuffer(layer.inner, builder.rows * layer.innerWidth * 4);
   emitLogits(layer, mode);
-  emitRoute(layer, mode);
-  if (mode === 'step') emitStepExperts(layer, encoding);
-  else emitPromptExperts(layer);
+  if (mode === 'prompt' || !choosesAlong(layer)) emitRoute(layer, mode);
+  experts(layer);
 }
 
 /** The operation on rows that are normed already, by a dispatch of their own. */

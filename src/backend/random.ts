@@ -3,11 +3,14 @@
  * SC11). A number depends on the seed and its index alone and needs 32-bit arithmetic only, so a GPU draws the same ones.
  */
 
-const MULTIPLIER_0 = 0xd2511f53;
-const MULTIPLIER_1 = 0xcd9e8d57;
-const KEY_STEP_0 = 0x9e3779b9;
-const KEY_STEP_1 = 0xbb67ae85;
-const ROUNDS = 10;
+/** The generator's constants, for every device's text of it. */
+export const PHILOX = {
+  multipliers: [0xd2511f53, 0xcd9e8d57],
+  keySteps: [0x9e3779b9, 0xbb67ae85],
+  rounds: 10,
+} as const;
+const [MULTIPLIER_0, MULTIPLIER_1] = PHILOX.multipliers;
+const [KEY_STEP_0, KEY_STEP_1] = PHILOX.keySteps;
 
 /** The upper 32 bits of the 64-bit product of two unsigned 32-bit numbers. */
 function multiplyHigh(a: number, b: number): number {
@@ -26,7 +29,7 @@ export type Block = readonly [number, number, number, number];
 export function philox(counter: Block, key: readonly [number, number]): Block {
   let [c0, c1, c2, c3] = counter;
   let [k0, k1] = key;
-  for (let round = 0; round < ROUNDS; round++) {
+  for (let round = 0; round < PHILOX.rounds; round++) {
     const high0 = multiplyHigh(MULTIPLIER_0, c0);
     const low0 = Math.imul(MULTIPLIER_0, c0) >>> 0;
     const high1 = multiplyHigh(MULTIPLIER_1, c2);

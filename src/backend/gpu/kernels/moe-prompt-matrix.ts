@@ -1,0 +1,177 @@
+/** Experts of many rows on subgroup matrices: as `moe-prompt.ts`, in tiles as high as what an expert has of the run. */
+
+import type { MoeOperation } from '../../../model/graph.ts';
+import type { RunShape } from '../builder.ts';
+import type { GpuRow } from '../row.ts';
+import { emitHalf, type HalfLayout } from './half.ts';
+import { KernelText } from './kernel-text.ts';
+import { acceptsMatrix, matrixTolerance } from './matrix.ts';
+import { denseTiles, emitMatrix, emitMatrixGated, gatedKernel, halvesOf } from './matrix-product.ts';
+import { type MatrixTile, matrixKernel, raisedBy } from './matrix-tiles.ts';
+import { acceptsLayer, emitMoe } from './moe.ts';
+import { buffer, type MoeLayer } from './moe-layer.ts';
+import { emitCombine, emitSort, type Sorted } from './moe-sort.ts';
+
+export const moeMatrixRows: readonly GpuRow[] = [
+  {
+    name: 'moe-prompt-matrix',
+    device: 'gpu',
+    operation: 'moe',
+    modes: ['prompt'],
+    tolerance: { ...matrixTolerance, reason: `${matrixTolerance.reason}, twice over; the router's are f32` },
+    layout: 'planes',
+    accepts(request) {
+      const { prefix } = request.operation as MoeOperation;
+      const answer = acceptsLayer(request);
+      if (answer !== true) return answer;
+      const names = ['', '.shared'].flatMap((part) => ['gate', 'up', 'down'].map((kind) => `${prefix}${part}.${kind}`));
+      return acceptsMatrix(
+        request,
+        names.filter((name) => request.weights[name] !== undefined),
+      );
+    },
+    emit: (operation, builder) =>
+      emitMoe(operation as MoeOperation, builder, { mode: 'prompt', experts: (layer) => emitMatrixExperts(layer) }),
+  },
+];
+
+/** The tiles of an expert's two products: of one height. */
+export interface ExpertTiles {
+  readonly in: MatrixTile;
+  readonly out: MatrixTile;
+}
+
+/** By height; the least that holds what an expert has of a run on average, and half as much again, is taken. */
+export const expertTiles: readonly ExpertTiles[] = [
+  {
+    in: { height: 64, rows: 128, across: 4, down: 1, turn: 1, copies: 2, cuts: [1, 2, 3] },
+    out: { height: 64, rows: 128, across: 4, down: 1, turn: 1, copies: 2, cuts: [1, 2, 3] },
+  },
+  {
+    in: { height: 128, rows: 128, across: 8, down: 1, turn: 1, copies: 2, cuts: [2, 4, 6] },
+    out: { height: 128, rows: 128, across: 8, down: 1, turn: 1, copies: 2, cuts: [2, 4, 6] },
+  },
+];
+
+/** How a run's pairs are cut, and the tiles that take them. */
+interface Cut {
+  readonly tiles: ExpertTiles;
+  readonly sorted: Sorted;
+}
+
+/** @param tiles of the experts' products, and of the shared expert's */
+export function emitMatrixExperts(layer: MoeLayer, tiles = { experts: expertTiles, dense: denseTiles }): void {
+  const choices = tiles.experts;
+  const { operation, builder, hidden, inner, innerWidth, slot, sharedSlot } = layer;
+  const { moe, prefix, input } = operation;
+  const { used, experts, shared } = moe;
+  const halves = halvesOf(builder, input);
+  builder.declareBuffer(`${prefix}.made`, builder.rows * used * hidden * 4);
+  const chosen = ({ rows }: RunShape) => {
+    const found = choices.findIndex(({ in: { height } }) => (1.5 * rows * used) / experts <= height);
+    return found < 0 ? choices.length - 1 : found;
+  };
+  // Fewer rows never choose a later one.
+  const last = chosen({ rows: builder.rows, wanted: 0, visible: 0 });
+  const cuts = choices.slice(0, last + 1).map((own, index): Cut => {
+    return { tiles: own, sorted: emitSort(layer, { height: own.in.height, serves: (run) => chosen(run) === index }) };
+  });
+  for (const cut of cuts) emitIn(layer, halves, cut);
+  // The inner values of sorted pairs in their order, then those of the shared expert.
+  const innerHalves = emitHalf(builder, {
+    label: `${prefix} inner to f16`,
+    input: buffer(inner, 'read'),
+    columns: slot,
+    each: used,
+    output: `${prefix}.inner f16`,
+  });
+  for (const cut of cuts) emitOut(layer, innerHalves, cut);
+  if (shared !== undefined) {
+    const offset = builder.rows * (innerWidth - sharedSlot);
+    builder.declareBuffer(`${prefix}.sharedOut`, builder.rows * hidden * 4);
+    const gated = {
+      label: `${prefix}.shared gate and up`,
+      halves,
+      gate: builder.weight(`${prefix}.shared.gate`),
+      up: builder.weight(`${prefix}.shared.up`),
+      output: buffer(inner, 'write'),
+      outputWidth: sharedSlot,
+      outputOffset: offset,
+    };
+    emitMatrixGated(builder, gated, tiles.dense);
+    const down = {
+      label: `${prefix}.shared.down`,
+      halves: emitHalf(builder, {
+        label: `${prefix}.shared inner to f16`,
+        input: buffer(inner, 'read'),
+        inputOffset: offset,
+        columns: sharedSlot,
+        output: `${prefix}.shared.inner f16`,
+      }),
+      output: buffer(`${prefix}.sharedOut`, 'write'),
+      outputWidth: hidden,
+      weights: [{ weight: builder.weight(`${prefix}.shared.down`) }],
+    };
+    emitMatrix(builder, down, tiles.dense);
+  }
+  emitCombine(layer);
+}
+
+/** silu(gate · x) ⊙ (up · x) of sorted pairs, in their order. */
+function emitIn({ operation, builder, inner, slot }: MoeLayer, halves: HalfLayout, { tiles, sorted }: Cut): void {
+  const { moe, prefix } = operation;
+  const tile = tiles.in;
+  const text = new KernelText()
+    .bind(buffer(halves.name, 'read'), 'inputs', 'vec4u')
+    .bind(buffer(inner, 'write'), 'y', 'f32')
+    .bind(buffer(sorted.name, 'read'), 'sorted', 'u32');
+  const weights = { gate: builder.weight(`${prefix}.gate`), up: builder.weight(`${prefix}.up`) };
+  const code = gatedKernel(
+    { halves, ...weights },
+    {
+      text,
+      tile,
+      start: sorted.tile,
+      base: `expert * ${moe.inner}u`,
+      inputRow: `sorted[${sorted.order}u + place + t] / ${moe.used}u`,
+      place: `(place + t) * ${slot}u`,
+      wide: slot,
+    },
+  );
+  builder.dispatch('prompt', {
+    label: `${prefix} gate and up`,
+    code,
+    bindings: text.bindings,
+    workgroups: (run) => [Math.ceil(slot / (tile.rows / 2)), sorted.tiles(run), 1],
+  });
+}
+
+/** down · inner of sorted pairs: [pairs, hidden] in the order of pairs. */
+function emitOut({ operation, builder, hidden }: MoeLayer, halves: HalfLayout, { tiles, sorted }: Cut): void {
+  const { prefix } = operation;
+  const tile = tiles.out;
+  const weight = builder.weight(`${prefix}.down`);
+  const text = new KernelText()
+    .bind(buffer(halves.name, 'read'), 'inputs', 'vec4u')
+    .bind(buffer(`${prefix}.made`, 'write'), 'made', 'f32')
+    .bind(buffer(sorted.name, 'read'), 'sorted', 'u32');
+  const matrix = text.matrix(weight);
+  const code = matrixKernel({
+    text,
+    tile,
+    halves,
+    start: `${sorted.tile}\n  let first = wg.x * ${tile.rows}u;`,
+    inputRow: 'place + t',
+    segments: [[{ weight, matrix, base: `expert * ${hidden}u`, first: 'first' }]],
+    write: `        if (first + r < ${hidden}u) {
+          let pair = sorted[${sorted.order}u + place + t];
+          made[pair * ${hidden}u + first + r] = s0 * ${1 / raisedBy(weight)} * scaleOf(place + t);
+        }`,
+  });
+  builder.dispatch('prompt', {
+    label: `${prefix} down`,
+    code,
+    bindings: text.bindings,
+    workgroups: (run) => [Math.ceil(hidden / tile.rows), sorted.tiles(run), 1],
+  });
+}

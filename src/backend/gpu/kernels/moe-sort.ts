@@ -1,0 +1,161 @@
+/**
+ * What kernels of many rows share around their products: (row, rank) pairs sorted by expert and cut into tiles, and the sum
+ * of each row's results in rank order. Where a pair stands among its expert's changes no bit of what is made of it.
+ */
+
+import type { RunShape } from '../builder.ts';
+import { KernelText, unrolled } from './kernel-text.ts';
+import { buffer, type MoeLayer, value } from './moe-layer.ts';
+
+/**
+ * The sorted pairs, u32: how many tiles there are, three unused; (expert, first place, count) of each tile; the pair
+ * row · used + rank at each place.
+ */
+export interface Sorted {
+  readonly name: string;
+  readonly height: number;
+  /** Where the pairs begin. */
+  readonly order: number;
+  /** Statements that declare `expert`, `place` and `count` of the tile `wg.y` of `sorted`, or leave when there is none. */
+  readonly tile: string;
+  /** Tiles of a run, at the most; none of a run that this cut does not serve. */
+  tiles(run: RunShape): number;
+}
+
+const TILES = 4;
+const THREADS = 256;
+/** Pairs that a thread reads at once: loads wait for each other no more than they must. */
+const AT_ONCE = 8;
+
+/** Whole tiles, and a last one of each expert that is not. */
+function mostTiles(pairs: number, experts: number, height: number): number {
+  return Math.floor(pairs / height) + Math.min(experts, pairs);
+}
+
+/**
+ * Emits the dispatch that sorts, one workgroup.
+ * @param cut.height pairs of a tile
+ * @param cut.serves the runs that are cut so; all if it is not said
+ */
+export function emitSort(
+  { operation, builder, route, routeWidth }: MoeLayer,
+  cut: { readonly height: number; readonly serves?: (run: RunShape) => boolean },
+): Sorted {
+  const { height, serves = () => true } = cut;
+  const { moe, prefix } = operation;
+  const { experts, used } = moe;
+  const most = builder.rows * used;
+  const name = `${prefix}.sorted`;
+  const order = TILES + 3 * mostTiles(most, experts, height);
+  builder.declareBuffer(name, (order + most) * 4);
+  const each = Math.ceil(experts / THREADS);
+  const text = new KernelText()
+    .bind(buffer(route, 'read'), 'route', 'u32')
+    .bind(buffer(name, 'write'), 'sorted', 'u32')
+    .bind({ kind: 'step' }, 'step', 'u32');
+  const overPairs = (use: (i: number) => string) => `
+  for (var start = tid; start < pairs; start += ${THREADS * AT_ONCE}u) {
+${unrolled(AT_ONCE, (i) => `    let pair${i} = min(start + ${THREADS * i}u, pairs - 1u);\n    let expert${i} = expertOf(pair${i});`)}
+${unrolled(AT_ONCE, (i) => `    if (start + ${THREADS * i}u < pairs) { ${use(i)} }`)}
+  }`;
+  const rounds = Array.from({ length: Math.log2(THREADS) }, (_, i) => 2 ** i);
+  const code = text.code(/* wgsl */ `
+var<workgroup> counts: array<atomic<u32>, ${experts}>;
+// Pairs and tiles of each thread's experts, then of all before them too.
+var<workgroup> sums: array<vec2u, ${THREADS}>;
+
+fn expertOf(pair: u32) -> u32 {
+  return min(route[(pair / ${used}u) * ${routeWidth}u + pair % ${used}u], ${experts - 1}u);
+}
+fn tilesOf(count: u32) -> u32 { return (count + ${height - 1}u) / ${height}u; }
+
+@compute @workgroup_size(${THREADS})
+fn main(@builtin(local_invocation_index) tid: u32) {
+  let pairs = min(step[${builder.step.rows}u], ${builder.rows}u) * ${used}u;
+${overPairs((i) => `atomicAdd(&counts[expert${i}], 1u);`)}
+  workgroupBarrier();
+  var own = vec2u();
+  for (var e = tid * ${each}u; e < min((tid + 1u) * ${each}u, ${experts}u); e++) {
+    let count = atomicLoad(&counts[e]);
+    own += vec2u(count, tilesOf(count));
+  }
+  sums[tid] = own;
+  workgroupBarrier();
+${rounds
+  .map(
+    (distance) => `  {
+    var sum = sums[tid];
+    if (tid >= ${distance}u) { sum += sums[tid - ${distance}u]; }
+    workgroupBarrier();
+    sums[tid] = sum;
+    workgroupBarrier();
+  }`,
+  )
+  .join('\n')}
+  if (tid == ${THREADS - 1}u) { sorted[0] = sums[tid].y; }
+  var next = sums[tid] - own;
+  for (var e = tid * ${each}u; e < min((tid + 1u) * ${each}u, ${experts}u); e++) {
+    let count = atomicLoad(&counts[e]);
+    atomicStore(&counts[e], next.x);
+    for (var done = 0u; done < count; done += ${height}u) {
+      let at = ${TILES}u + 3u * next.y;
+      sorted[at] = e;
+      sorted[at + 1u] = next.x + done;
+      sorted[at + 2u] = min(count - done, ${height}u);
+      next.y++;
+    }
+    next.x += count;
+  }
+  workgroupBarrier();
+${overPairs((i) => `sorted[${order}u + atomicAdd(&counts[expert${i}], 1u)] = pair${i};`)}
+}`);
+  builder.dispatch('prompt', {
+    label: `${prefix} sort`,
+    code,
+    bindings: text.bindings,
+    workgroups: (run) => (serves(run) ? [1, 1, 1] : [0, 0, 0]),
+  });
+  return {
+    name,
+    height,
+    order,
+    tile: /* wgsl */ `
+  if (wg.y >= sorted[0]) { return; }
+  let expert = sorted[${TILES}u + 3u * wg.y];
+  let place = sorted[${TILES + 1}u + 3u * wg.y];
+  let count = min(sorted[${TILES + 2}u + 3u * wg.y], ${height}u);`,
+    tiles: (run) => (serves(run) ? mostTiles(run.rows * used, experts, height) : 0),
+  };
+}
+
+/** Sums what each row's experts made ([pairs, hidden] f32 in `prefix.made`, [rows, hidden] in `prefix.sharedOut`). */
+export function emitCombine({ operation, builder, hidden, route, routeWidth }: MoeLayer): void {
+  const { moe, prefix, output, add } = operation;
+  const { used, shared } = moe;
+  const text = new KernelText()
+    .bind(buffer(`${prefix}.made`, 'read'), 'made', 'f32')
+    .bind(buffer(route, 'read'), 'route', 'u32')
+    .bind(value(output, 'write'), 'y', 'f32')
+    .bind({ kind: 'step' }, 'step', 'u32');
+  if (shared !== undefined) text.bind(buffer(`${prefix}.sharedOut`, 'read'), 'sharedOut', 'f32');
+  if (add !== undefined) text.bind(value(add, 'read'), 'residual', 'f32');
+  const code = text.code(/* wgsl */ `
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
+  let t = wg.y;
+  let i = wg.x * 256u + tid;
+  if (t >= step[${builder.step.rows}u] || i >= ${hidden}u) { return; }
+  var sum = 0.0;
+  for (var rank = 0u; rank < ${used}u; rank++) {
+    sum += bitcast<f32>(route[t * ${routeWidth}u + ${used}u + rank]) * made[(t * ${used}u + rank) * ${hidden}u + i];
+  }
+  ${shared === undefined ? '' : `sum += bitcast<f32>(route[t * ${routeWidth}u + ${2 * used}u]) * sharedOut[t * ${hidden}u + i];`}
+  y[t * ${hidden}u + i] = sum${add === undefined ? '' : ` + residual[t * ${hidden}u + i]`};
+}`);
+  builder.dispatch('prompt', {
+    label: `${prefix} sum`,
+    code,
+    bindings: text.bindings,
+    workgroups: (run) => [Math.ceil(hidden / 256), run.rows, 1],
+  });
+}

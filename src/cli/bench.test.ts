@@ -1,0 +1,145 @@
+/** `conclave bench` against a library made for the test: what it runs, and what it makes of the figures. */
+
+import assert from 'node:assert/strict';
+import { describe, test } from 'node:test';
+import { type Asked, fakeLibrary, world } from '../../test/support/cli-world.ts';
+import type { Profile } from '../engine/types.ts';
+import { series, tokenSource } from './bench.ts';
+import { main } from './commands.ts';
+
+for (const [flags, message] of [
+  [['-p', '9007199254740991'], /the prefill test of 9007199254740991 tokens \(-p\) needs a context of/],
+  [
+    ['-p', '0', '-d', '10', '-n', '60'],
+    /the decode test of 60 tokens \(-n, after the 10 of -d\) needs a context of 70, and the model has 64/,
+  ],
+  [['-p', '0', '-n', '5000'], /the decode test of 5000 tokens \(-n\) needs a context of 5001, and the model has \d+/],
+] as const) {
+  test(`bench ${flags.join(' ')} does not fit the context: a usage error before anything is computed`, async () => {
+    const { library, asked } = fakeLibrary(() => ['x']);
+    const { context, err } = world(library);
+    assert.equal(await main(['bench', ...flags, '-r', '1'], context), 2);
+    assert.match(err(), message);
+    assert.deepEqual([asked[0]!.prompts, asked[0]!.disposed], [[], 1]);
+  });
+}
+
+test('bench measures what it says: a warm-up dropped, prompts in sessions of their own, nothing ended by an end token', async () => {
+  const { library, asked } = fakeLibrary(() => ['x']);
+  const { context, out } = world(library);
+  assert.equal(await main(['bench', '-p', '16', '-n', '8', '-r', '2', '--json'], context), 0);
+  const result = JSON.parse(out());
+  assert.deepEqual(result.prefill, { tokens: 16, runs: [500, 500], median: 500, min: 500, max: 500 });
+  assert.deepEqual(result.decode, { tokens: 8, runs: [150, 150], median: 150, min: 150, max: 150 });
+  assert.ok(result.bandwidth.bytesPerSecond > 0 && result.bandwidth.bytes >= 65_536);
+  // The cache's one byte a page of 64 rows; the fifth token of eight comes after a prompt of one and reads five of them.
+  assert.equal(result.cacheBytesPerToken, 5 / 64);
+  assert.ok(Math.abs(result.bandwidthShare - (150 * (1000 + 5 / 64)) / result.bandwidth.bytesPerSecond) < 1e-12);
+  assert.ok(!('profile' in result), 'a device that tells nothing');
+  assert.ok(result.peakMemoryBytes > 1e7);
+  const [{ prompts, sessions }] = asked as [Asked];
+  assert.equal(sessions, 4);
+  const tokens = prompts.map(({ prompt }) => (prompt as { tokens: number[] }).tokens);
+  assert.deepEqual(
+    tokens.map((each) => each.length),
+    [16, 16, 16, 1, 1, 1],
+  );
+  assert.ok(tokens.flat().every((id) => Number.isInteger(id) && id >= 0 && id < 100));
+  assert.notDeepEqual(tokens[0], tokens[1]);
+  assert.deepEqual(
+    prompts.map(({ options }) => options.maxTokens),
+    [1, 1, 1, 8, 8, 8],
+  );
+  assert.ok(prompts.every(({ options }) => options.ignoreEos === true && options.temperature === 0));
+});
+
+test('decoding after a depth: one session, and prompts that differ in their last token alone', async () => {
+  const { library, asked } = fakeLibrary(() => ['x']);
+  const { context, out } = world(library);
+  assert.equal(await main(['bench', '-p', '0', '-n', '8', '-d', '20', '-r', '4', '--json'], context), 0);
+  const { decode, prefill, cacheBytesPerToken } = JSON.parse(out());
+  assert.equal(prefill, undefined);
+  assert.deepEqual([decode.tokens, decode.depth, decode.runs.length], [8, 20, 4]);
+  assert.equal(cacheBytesPerToken, 24 / 64);
+  const [{ prompts, sessions }] = asked as [Asked];
+  assert.equal(sessions, 1);
+  const tokens = prompts.map(({ prompt }) => (prompt as { tokens: number[] }).tokens);
+  assert.deepEqual(
+    tokens.map((each) => each.length),
+    [20, 20, 20, 20, 20],
+  );
+  assert.equal(new Set(tokens.map((each) => each.slice(0, 19).join())).size, 1);
+  assert.ok(new Set(tokens.map((each) => each.at(-1))).size > 1);
+});
+
+describe('on a device that tells where its time goes', () => {
+  const told: Profile = {
+    dispatches: 3,
+    encodeMs: 0.25,
+    runMs: 1.5,
+    kernels: [
+      { label: 'moe gate and up', dispatches: 2, ns: 300_000 },
+      { label: 'embed', dispatches: 1, ns: 100_000 },
+    ],
+    bandwidth: { bytesPerSecond: 2e12, bytes: 2 ** 30 },
+  };
+  const bench = async (profile: Profile, ...flags: readonly string[]) => {
+    const { library, asked } = fakeLibrary(() => ['x'], profile);
+    const { context, out } = world(library);
+    assert.equal(await main(['bench', '-p', '16', '-n', '8', '-r', '1', ...flags], context), 0);
+    return { out: out(), asked: (asked as [Asked])[0].profiles };
+  };
+
+  test('the prompt and a token in the middle of decoding are profiled, and its own bandwidth counts', async () => {
+    const { out, asked } = await bench(told, '-d', '20', '--json');
+    assert.deepEqual(asked, [
+      { tokens: 16, rows: 'prompt' },
+      { tokens: 24, rows: 'step' },
+    ]);
+    const result = JSON.parse(out);
+    const { bandwidth, ...run } = told;
+    assert.deepEqual(result.profile, {
+      prefill: { tokens: 16, position: 0, ...run },
+      decode: { tokens: 1, position: 23, ...run },
+    });
+    assert.deepEqual(result.bandwidth, bandwidth);
+    assert.equal(result.bandwidthShare, (150 * (1000 + 24 / 64)) / 2e12);
+  });
+
+  test('a test that is left out is not profiled', async () => {
+    assert.deepEqual((await bench(told, '-n', '0')).asked, [{ tokens: 16, rows: 'prompt' }]);
+    assert.deepEqual((await bench(told, '-p', '0')).asked, [{ tokens: 5, rows: 'step' }]);
+  });
+
+  test('the text has a table of kernels for each, the longest first, with their shares', async () => {
+    const { out } = await bench(told);
+    assert.match(out, /^memory bandwidth +2,000 GB\/s \(1\.07 GB read by the GPU\)$/m);
+    assert.match(out, /^prefill, 16 tokens: 3 dispatches, encoded in 0\.25 ms, done in 1\.50 ms$/m);
+    const decode = out.slice(out.indexOf('decode, one token at position 4: 3 dispatches'));
+    assert.deepEqual(decode.trimEnd().split('\n').slice(1), [
+      'each dispatch by itself  dispatches     time   share',
+      'moe gate and up                   2  0.30 ms   75.0%',
+      'embed                             1  0.10 ms   25.0%',
+      'all                               3  0.40 ms  100.0%',
+    ]);
+  });
+
+  test('what it could not measure is said', async () => {
+    const { kernels, bandwidth, ...rest } = told;
+    const { out } = await bench(rest);
+    assert.match(out, /^memory bandwidth +not measured: the GPU has no room left for it$/m);
+    assert.doesNotMatch(out, /share of it/);
+    assert.equal(out.match(/^no time by kernel: this GPU has no timestamps$/gm)?.length, 2);
+  });
+});
+
+test('random tokens are the same for a seed, differ between seeds and cover the vocabulary', () => {
+  assert.deepEqual(tokenSource(1000, 7)(50), tokenSource(1000, 7)(50));
+  assert.notDeepEqual(tokenSource(1000, 7)(50), tokenSource(1000, 8)(50));
+  assert.equal(new Set(tokenSource(10, 1)(500)).size, 10);
+});
+
+test('the median of an even number of runs lies between the two in the middle', () => {
+  assert.deepEqual(series(1, [4, 1, 3, 2]), { tokens: 1, runs: [4, 1, 3, 2], median: 2.5, min: 1, max: 4 });
+  assert.equal(series(1, [5, 1, 3]).median, 3);
+});

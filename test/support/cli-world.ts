@@ -1,0 +1,144 @@
+/** A world for commands: a library whose models answer what a test says, and streams that keep what is written. */
+
+import { PassThrough } from 'node:stream';
+import type { Context, Library } from '../../src/cli/context.ts';
+import type { GenerateOptions, LoadOptions, Model, Part, Profile, Prompt, Session } from '../../src/engine/types.ts';
+import type { SourceInput } from '../../src/format/source.ts';
+import type { Plan } from '../../src/plan/plan.ts';
+
+/** The plan of every fake model. */
+export const plan: Plan = {
+  architecture: 'fake',
+  device: 'reference',
+  threads: 1,
+  features: [],
+  context: 64,
+  contextReason: 'asked for',
+  maxRows: { prompt: 8, step: 64, wanted: 64 },
+  cache: { type: 'f32', pages: 1, pageRows: 64, bytes: 1 },
+  arenas: [],
+  arenaBytes: 0,
+  operations: [],
+  weights: [],
+  buffers: [],
+  ignored: [],
+  bytes: { weights: 1, cache: 1, buffers: 1, total: 3 },
+  bytesPerToken: 1000,
+  reproducible: true,
+};
+
+/** What a fake model was asked. */
+export interface Asked {
+  readonly source: SourceInput;
+  readonly load: LoadOptions;
+  readonly prompts: { prompt: Prompt; options: GenerateOptions }[];
+  readonly profiles: { readonly tokens: number; readonly rows: string }[];
+  sessions: number;
+  disposed: number;
+}
+
+/** A model whose answer to a prompt is what `answer` yields; it keeps what it was asked. @param profile what it tells of its time */
+export function fakeLibrary(
+  answer: (prompt: Prompt, options: GenerateOptions) => AsyncIterable<string> | Iterable<string>,
+  profile?: Profile,
+) {
+  const asked: Asked[] = [];
+  const library: Library = {
+    async planModel() {
+      return { plan, info: { name: 'fake', architecture: 'fake', parameters: 1, context: 64, vocabulary: 100 } };
+    },
+    async load(source, load = {}) {
+      const record: Asked = { source, load, prompts: [], profiles: [], sessions: 0, disposed: 0 };
+      asked.push(record);
+      load.onProgress?.({ bytesDone: 50, bytesTotal: 100 });
+      load.onProgress?.({ bytesDone: 100, bytesTotal: 100 });
+      const model: Partial<Model> = {
+        info: { name: 'fake', architecture: 'fake', parameters: 1, context: 64, vocabulary: 100 },
+        plan: { ...plan, explain: () => '' },
+        session: () => {
+          record.sessions++;
+          return {
+            generate: (prompt: Prompt, options: GenerateOptions = {}) => generate(record, prompt, options),
+            dispose: async () => {},
+          } as unknown as Session;
+        },
+        async profile(tokens, { rows = 'prompt' } = {}) {
+          record.profiles.push({ tokens: tokens.length, rows });
+          return profile;
+        },
+        async dispose() {
+          record.disposed++;
+        },
+      };
+      return model as Model;
+    },
+  };
+  async function* generate(record: Asked, prompt: Prompt, options: GenerateOptions): AsyncGenerator<Part> {
+    record.prompts.push({ prompt: structuredClone(prompt), options });
+    let text = '';
+    let count = 0;
+    for await (const piece of answer(prompt, options)) {
+      options.signal?.throwIfAborted();
+      text += piece;
+      count++;
+      yield { type: 'text', text: piece, tokens: [count] };
+    }
+    const completionTokens = options.ignoreEos === true ? options.maxTokens! : count;
+    const usage = {
+      promptTokens: 7,
+      cachedTokens: 2,
+      completionTokens,
+      prefillMs: 10,
+      decodeMs: 20,
+      prefillTokensPerSecond: 500,
+      decodeTokensPerSecond: 150,
+      seed: 42,
+    };
+    yield { type: 'finish', reason: 'stop', text, tokens: [1], usage };
+  }
+  return { library, asked };
+}
+
+export interface World {
+  readonly context: Context;
+  readonly stdin: PassThrough;
+  out(): string;
+  err(): string;
+  interrupt(): void;
+}
+
+/** Streams that are kept, and a Ctrl-C to press. @param terminal whether they say that they are one */
+export function world(library: Library, terminal = false): World {
+  const stdin = Object.assign(new PassThrough(), { isTTY: terminal });
+  const stdout = Object.assign(new PassThrough(), { isTTY: terminal });
+  const stderr = Object.assign(new PassThrough(), { isTTY: terminal, columns: 80 });
+  let handlers: (() => void)[] = [];
+  const text = { out: '', err: '' };
+  stdout.on('data', (chunk: Buffer) => {
+    text.out += chunk;
+  });
+  stderr.on('data', (chunk: Buffer) => {
+    text.err += chunk;
+  });
+  return {
+    stdin,
+    out: () => text.out,
+    err: () => text.err,
+    interrupt: () => handlers.at(-1)?.(),
+    context: {
+      stdin,
+      stdout,
+      stderr,
+      library: async () => library,
+      onInterrupt(handler) {
+        handlers.push(handler);
+        return () => {
+          handlers = handlers.filter((each) => each !== handler);
+        };
+      },
+      exit: (code) => {
+        throw new Error(`exit ${code}`);
+      },
+    },
+  };
+}
