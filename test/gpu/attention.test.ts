@@ -4,13 +4,14 @@
  */
 
 import assert from 'node:assert/strict';
-import { describe, test } from 'node:test';
+import { after, describe, test } from 'node:test';
 import type { Step } from '../../src/backend/backend.ts';
 import { Builder } from '../../src/backend/gpu/builder.ts';
 import { findAdapter } from '../../src/backend/gpu/device.ts';
-import { MATRIX_FEATURE } from '../../src/backend/gpu/kernels/attention.ts';
 import { cutOf } from '../../src/backend/gpu/kernels/attention-cut.ts';
 import { stepDispatches } from '../../src/backend/gpu/kernels/attention-step.ts';
+import { MATRIX_FEATURE } from '../../src/backend/gpu/kernels/matrix.ts';
+import type { GpuRow } from '../../src/backend/gpu/row.ts';
 import { gpuRows } from '../../src/backend/gpu/rows.ts';
 import type { CacheType, KernelRequest, Mode } from '../../src/backend/kernel.ts';
 import type { AttentionOperation, Operation } from '../../src/model/graph.ts';
@@ -25,6 +26,7 @@ import {
   inputsOf,
   options,
   otherPages,
+  type Runs,
   roundedToF16,
   run,
   type Shape,
@@ -34,8 +36,10 @@ import {
 } from '../conformance/support/attention-cases.ts';
 import { near, ROWS, sameBits } from '../conformance/support/compare.ts';
 import { requestFor } from '../conformance/support/requests.ts';
-import { onReference, type Running, type Tiny, tinyPlan } from '../conformance/support/tiny-graph.ts';
+import { onReference, type Tiny, tinyPlan } from '../conformance/support/tiny-graph.ts';
 import type { DeviceOptions } from '../support/device.ts';
+import { emulatedAttention, suitePages } from '../support/emulated-attention.ts';
+import { closeGpuTestDevice } from '../support/gpu.ts';
 import { wgslErrors } from '../support/wgsl.ts';
 import { onGpu } from './on-gpu.ts';
 
@@ -61,43 +65,76 @@ const matrixShapes: readonly Shape[] = [
   { heads: 62, kvHeads: 2, headDim: 32, valueDim: 128 },
 ];
 
-/** The rows that a plan takes for each mode, with the features that it takes them for. */
+/** What runs over a graph of one attention by certain rows. */
 interface Served {
+  readonly title: string;
   readonly cache: CacheType;
   readonly rows: Readonly<Record<Mode, string>>;
   readonly shapes: readonly Shape[];
-  readonly options: DeviceOptions;
+  over<T>(given: Given, use: (device: Runs) => Promise<T>): Promise<T>;
 }
+
+interface Given {
+  readonly tiny: Tiny;
+  readonly shape: Shape;
+  readonly inputs: Inputs;
+  readonly context?: number;
+}
+
+/** Through a plan, which takes those rows. */
+function planned(cache: CacheType, rows: Served['rows'], shapes: readonly Shape[], more: DeviceOptions = {}): Served {
+  return {
+    title: [...new Set(Object.values(rows))].join(' and '),
+    cache,
+    rows,
+    shapes,
+    over({ tiny, context = 256 }, use) {
+      const all = options(cache, { ...more, context });
+      assert.deepEqual(tinyPlan(tiny, { ...all, device: 'gpu' }).operations.at(-1)?.rows, rows);
+      return onGpu(tiny, all, use);
+    },
+  };
+}
+
+const rowNamed = (name: string) => gpuRows.find((row) => row.name === name) as GpuRow;
+const matrixRows = { prompt: 'attention-prompt-matrix-f16', step: 'attention-step-matrix-f16' };
 
 const facts = await findAdapter(nodePlatform);
-const served: Served[] = (['f16', 'f32'] as const).map((cache) => ({
-  cache,
-  rows: { prompt: `attention-${cache}`, step: `attention-${cache}` },
+const served: readonly Served[] = [
+  planned('f16', { prompt: 'attention-f16', step: 'attention-f16' }, shapes),
   // A cache of f16 is read with more text; what both kinds share is tested over all shapes once.
-  shapes: cache === 'f16' ? shapes : shapes.filter((_, index) => index % 2 === 1),
-  options: options(cache),
-}));
-// On any other device their plans and their text are tested alone.
-if (facts.features.includes(MATRIX_FEATURE)) {
-  served.push({
+  planned(
+    'f32',
+    { prompt: 'attention-f32', step: 'attention-f32' },
+    shapes.filter((_, index) => index % 2 === 1),
+  ),
+  // On any device, with each matrix operation written out; heads are as wide as the least workgroup memory allows.
+  {
+    title: 'attention-prompt-matrix-f16 and attention-step-matrix-f16, written out',
     cache: 'f16',
-    rows: { prompt: 'attention-prompt-matrix-f16', step: 'attention-step-matrix-f16' },
-    shapes: matrixShapes,
-    options: options('f16', { adapter: facts }),
-  });
-}
+    rows: matrixRows,
+    shapes: [
+      { heads: 5, kvHeads: 1, headDim: 32, valueDim: 16 },
+      { heads: 20, kvHeads: 2, headDim: 16, valueDim: 32 },
+    ],
+    async over({ context = 256, ...given }, use) {
+      const rows = { prompt: rowNamed(matrixRows.prompt), step: rowNamed(matrixRows.step) };
+      return use({ run: await emulatedAttention({ ...given, rows, context, pages: suitePages }) });
+    },
+  },
+  ...(facts.features.includes(MATRIX_FEATURE) ? [planned('f16', matrixRows, matrixShapes, { adapter: facts })] : []),
+];
+after(closeGpuTestDevice);
 
 const toleranceOf = ({ rows }: Served) =>
-  Math.max(...gpuRows.filter(({ name }) => name === rows.prompt).map(({ tolerance }) => tolerance.relativeRms));
+  Math.max(...Object.values(rows).map((name) => rowNamed(name).tolerance.relativeRms));
 
 async function checkAttention(kernels: Served, shape: Shape, inputs: Inputs, tolerance: number): Promise<void> {
-  const { options } = kernels;
   const tiny = attentionOver(shape, inputs);
-  const expected = await onReference(tiny, options, wholePrompts);
+  const expected = await onReference(tiny, options(kernels.cache), wholePrompts);
   const width = shape.heads * shape.valueDim;
   const what = JSON.stringify(shape);
-  assert.deepEqual(tinyPlan(tiny, { ...options, device: 'gpu' }).operations.at(-1)?.rows, kernels.rows);
-  await onGpu(tiny, options, async (gpu) => {
+  await kernels.over({ tiny, shape, inputs }, async (gpu) => {
     const { prompts, alone } = await checkRuns(gpu, { expected, width, tolerance, what });
     // In other pages, in chunks; the pages still hold what the runs above left there.
     sameBits(await chunkedPrompt(gpu, width), prompts.long, `${what}: chunks, in other pages`);
@@ -126,9 +163,9 @@ function extremes(shape: Shape, cache: CacheType): Inputs {
 }
 
 for (const kernels of served) {
-  const { cache, rows: names, options } = kernels;
+  const { title, cache, rows: names } = kernels;
   const tolerance = toleranceOf(kernels);
-  describe([...new Set(Object.values(names))].join(' and '), () => {
+  describe(title, () => {
     for (const [index, shape] of kernels.shapes.entries()) {
       const { heads, kvHeads, headDim, valueDim } = shape;
       test(`${heads} heads on ${kvHeads} of ${headDim} and ${valueDim}`, async () => {
@@ -147,11 +184,12 @@ for (const kernels of served) {
 
     test('scores that overflow an exponential, scores all alike, and keys that are lost', async () => {
       const shape: Shape = { heads: 2, kvHeads: 1, headDim: 16, valueDim: 16 };
-      const tiny = attentionOver(shape, extremes(shape, cache));
+      const inputs = extremes(shape, cache);
+      const tiny = attentionOver(shape, inputs);
       const width = shape.heads * shape.valueDim;
       const rows = run('long', 0, ROWS - 1);
-      const expected = await onReference(tiny, options, (reference) => reference.run(stepOf('prompt', rows)));
-      await onGpu(tiny, options, async (gpu) => {
+      const expected = await onReference(tiny, options(cache), (reference) => reference.run(stepOf('prompt', rows)));
+      await kernels.over({ tiny, shape, inputs }, async (gpu) => {
         const prompt = await gpu.run(stepOf('prompt', rows));
         const steps = await gpu.run(stepOf('step', run('long', 135, ROWS - 1)));
         const odd = (values: Float32Array, first: number) =>
@@ -256,15 +294,17 @@ function builderFor({ spec, graph, weights }: Tiny, context: number): { builder:
   return { builder: new Builder({ spec, graph, weights, ...given }), graph };
 }
 
-for (const { cache, rows, options } of served) {
-  test(`chunks of several pages, as long contexts have them, by ${rows.step}`, async () => {
+for (const kernels of served) {
+  const { cache, title } = kernels;
+  test(`chunks of several pages, as long contexts have them, by ${title}`, async () => {
     // At most 128 chunks: from 8,193 positions on they have two pages.
     const context = 2 * 128 * 64;
     const shape: Shape = { heads: 3, kvHeads: 1, headDim: 16, valueDim: 16 };
     const inputs = inputsOf(shape, 7);
     // Scores that grow with the position: the running maximum moves from page to page.
     const key = inputs.key.map((x, i) => x * (1 + Math.floor(i / 16 / 50)));
-    const tiny = attentionOver(shape, { ...inputs, key });
+    const grown = { ...inputs, key };
+    const tiny = attentionOver(shape, grown);
     const width = shape.heads * shape.valueDim;
     const cut = cutOf(tiny.graph.operations.at(-1) as AttentionOperation, context);
     assert.deepEqual([64, 65, 8192, 8193, context].map(cut.chunksOf), [1, 2, 128, 128, 128]);
@@ -281,7 +321,7 @@ for (const { cache, rows, options } of served) {
     const numbers = (first: number, end: number) => Array.from({ length: end - first }, (_, i) => first + i);
     const last = numbers(8190, 8200);
     const alone = [8191, 8192, 8193, 8199];
-    const runs = async ({ run: runStep }: Running) => {
+    const runs = async ({ run: runStep }: Runs) => {
       await runStep(stepAt('prompt', numbers(0, ROWS)));
       await runStep(stepAt('prompt', numbers(ROWS, 256)));
       const together = await runStep(stepAt('step', last));
@@ -290,9 +330,9 @@ for (const { cache, rows, options } of served) {
         single.set(position, await runStep(stepAt('step', [position])));
       return { together, single };
     };
-    const expected = await onReference(tiny, { ...options, context }, runs);
-    const tolerance = gpuRows.find(({ name }) => name === rows.step)?.tolerance.relativeRms as number;
-    await onGpu(tiny, { ...options, context }, async (gpu) => {
+    const expected = await onReference(tiny, options(cache, { context }), runs);
+    const tolerance = toleranceOf(kernels);
+    await kernels.over({ tiny, shape, inputs: grown, context }, async (gpu) => {
       const found = await runs(gpu);
       near(found.together, expected.together, tolerance, `steps of ${cache}`);
       for (const [position, values] of found.single) {

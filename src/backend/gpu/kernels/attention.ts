@@ -9,6 +9,7 @@ import { promptDispatch } from './attention-prompt.ts';
 import { promptMatrixDispatch } from './attention-prompt-matrix.ts';
 import { stepDispatches } from './attention-step.ts';
 import { matrixStepDispatches } from './attention-step-matrix.ts';
+import { MATRIX_FEATURE } from './matrix.ts';
 import { MAX_WORKGROUPS } from './snippets.ts';
 
 export const attentionTolerances: Readonly<Record<CacheType, Tolerance>> = {
@@ -31,7 +32,6 @@ export function headsAccepted({ headDim, valueDim }: Pick<AttentionOperation, 'h
 
 /** Widest head of the rows on subgroup matrices: a page and what stands beside it fill workgroup memory. */
 const MOST_MATRIX_WIDTH = 128;
-export const MATRIX_FEATURE = 'subgroup-matrix-f16';
 
 /** true, or why an operation does not fit the kernels on subgroup matrices. */
 function matrixAccepted({ operation, features }: KernelRequest): true | string {
