@@ -4,6 +4,7 @@ import { fuse } from '../../backend/gpu/fuse.ts';
 import { layOutGpu } from '../../backend/gpu/layout.ts';
 import type { GpuRow } from '../../backend/gpu/row.ts';
 import { gpuRows } from '../../backend/gpu/rows.ts';
+import { samplingBytes } from '../../backend/gpu/sampling-buffer.ts';
 import { MAX_STEP_ROWS } from '../../backend/kernel.ts';
 import { OutOfMemoryError } from '../../errors.ts';
 import { DEFAULT_BATCH, type Placed, type PlaceRequest, type Placer, type PlanRequest, pagesFor } from '../placer.ts';
@@ -19,7 +20,7 @@ export const gpuPlacer: Placer = {
   defaultCache: () => 'f16',
   promptRows: ({ options }) => options.batch ?? DEFAULT_BATCH,
   // WebGPU does not tell how much memory a device has.
-  memoryBytes: ({ options }) => options.memoryBytes,
+  memoryBytes: ({ options }) => options.gpuMemoryBytes,
   place,
 };
 
@@ -51,22 +52,30 @@ function place({ request, context, cacheType, promptRows, rows }: PlaceRequest):
       layout: weight.shape.length < 2 || weight.format === 'F32' ? undefined : 'planes',
     }),
   );
+  const { sampling } = program;
   const ropeBytes = program.ropes.reduce((sum, { dimensions }) => sum + context * dimensions * 4, 0);
   const buffers: PlannedBuffer[] = [
     ...program.slots.map(
       (bytes, index): PlannedBuffer => ({ name: `activations ${index}`, bytes, device: 'gpu', lifetime: 'step' }),
     ),
     { name: 'step', bytes: program.step.words * 4, device: 'gpu', lifetime: 'step' },
+    ...(sampling === undefined
+      ? []
+      : ([{ name: 'sampling', bytes: samplingBytes(sampling), device: 'gpu', lifetime: 'model' }] as const)),
     { name: 'rope tables', bytes: ropeBytes, device: 'gpu', lifetime: 'model' },
   ];
   const largest =
     platform.adapter === undefined
       ? Infinity
       : Math.min(platform.adapter.maxBindingBytes, platform.adapter.maxBufferBytes);
-  const cache = program.cache.flatMap(({ keys, values }, layer) => [
-    { name: `keys of layer ${layer}`, bytes: keys },
-    { name: `values of layer ${layer}`, bytes: values },
-  ]);
+  const cache = program.cache.flatMap((layerBytes, layer) =>
+    layerBytes === undefined
+      ? []
+      : [
+          { name: `keys of layer ${layer}`, bytes: layerBytes.keys },
+          { name: `values of layer ${layer}`, bytes: layerBytes.values },
+        ],
+  );
   for (const { name, bytes } of [...planned, ...buffers, ...cache]) {
     if (bytes <= largest) continue;
     throw new OutOfMemoryError(
