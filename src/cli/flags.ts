@@ -83,6 +83,7 @@ export const flags = {
     min: 1,
     about: "the GPU's memory that may be used (default: all of it)",
   },
+  'gpu-checks': { kind: 'switch', about: "keep the GPU driver's checks of bounds and commands (slower)" },
   kv: { kind: 'choice', choices: ['f16', 'f32'], about: 'number format of the KV cache (default: see plan)' },
   memory: {
     kind: 'bytes',
@@ -132,6 +133,7 @@ const placement = [
   'device',
   'gpu-layers',
   'gpu-memory',
+  'gpu-checks',
   'kv',
   'memory',
   'ignore-key',
