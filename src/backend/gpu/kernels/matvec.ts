@@ -151,12 +151,13 @@ function matVecKernel(
   };
   const staged = staging({ encoding, lanes, columns, tile, row: (t) => `row${t}`, norm });
   const sums = laneSums(turnRows * tile, lanes);
-  /** Loads of a turn's weights, of the block `b`, into `name`0 …. */
-  const load = (name: string, b: string, turn: string) =>
+  /** Loads of a turn's weights, of the block `b`, into `name`0 …; `now` makes Weights of them at once. */
+  const load = (name: string, b: string, turn: string, now = false) =>
     choose(({ matrix, rows, firstGroup: start }) =>
       unrolled(own, (r) => {
         const row = `(group - ${start}u) * ${groupRows}u + ${turn}team * ${own}u + ${r}u`;
-        return `  ${name}${r} = ${encoding.load(matrix, { row: `min(${row}, ${rows - 1}u) * ${matrix.rowWords}u`, b, span })};`;
+        const loaded = encoding.load(matrix, { row: `min(${row}, ${rows - 1}u) * ${matrix.rowWords}u`, b, span });
+        return `  ${name}${r} = ${now ? encoding.decode(matrix, { loaded, b, span }) : loaded};`;
       }),
     );
   const declare = (name: string) => unrolled(own, (r) => `  var ${name}${r}: Loaded;`);
@@ -196,31 +197,34 @@ function matVecKernel(
   }`;
   const firstBlock = span === 1 ? 'lane' : '2u * lane';
   const dot = (t: number) => `dotLane(weights, x${t})`;
-  const put = `  if (team < ${teams}u) {
-${unrolled(own, (r) => decoded(r, firstBlock, putRow(r, dot)))}
-  }`;
-  const turn = turns === 1 ? '' : `turn * ${turnRows}u + `;
-  /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
+  /** One turn: its weights are decoded while the input is staged. */
   const taken = () => `${staged.fetch('0u')}
+${unrolled(own, (r) => `  var weights${r}: Weights;`)}
+${load('weights', firstBlock, '', true)}
+${staged.stage}
+${staged.end}
+  if (team < ${teams}u) {
+${unrolled(own, (r) => putRow(r, (t) => `dotLane(weights${r}, x${t})`))}
+  }
+${write('')}`;
+  /** Several: the bits of each turn's weights are on their way while those before are multiplied. */
+  const takenInTurns = () => `${staged.fetch('0u')}
 ${declare('w')}
 ${load('w', firstBlock, '')}
 ${staged.stage}
 ${staged.end}
-${
-  turns === 1
-    ? `${put}
-${write('')}`
-    : `  for (var turn = 0u; turn < ${turns}u; turn++) {
+  for (var turn = 0u; turn < ${turns}u; turn++) {
 ${declare('next')}
     if (turn + 1u < ${turns}u) {
 ${load('next', firstBlock, `(turn + 1u) * ${turnRows}u + `)}
     }
-${put}
-${write(turn)}
+  if (team < ${teams}u) {
+${unrolled(own, (r) => decoded(r, firstBlock, putRow(r, dot)))}
+  }
+${write(`turn * ${turnRows}u + `)}
 ${sums.again}
 ${unrolled(own, (r) => `    w${r} = next${r};`)}
-  }`
-}`;
+  }`;
   /** Longer rows: sums grow over the rounds. */
   const rounded = () => `${unrolled(own, (r) => unrolled(tile, (t) => `  var a${r}_${t} = 0.0;`))}
   for (var round = 0u; round < ${rounds}u; round++) {
@@ -262,7 +266,7 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   let team = tid / ${lanes.lanes}u;
 ${unrolled(tile, (t) => `  let row${t} = ${inputRow(t)};`)}
 ${staged.start}
-${rounds === 1 ? taken() : rounded()}
+${rounds > 1 ? rounded() : turns > 1 ? takenInTurns() : taken()}
 }`;
   return { code: text.code(body), bindings: text.bindings, groups: firstGroup };
 }
