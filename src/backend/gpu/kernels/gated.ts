@@ -8,16 +8,7 @@ import type { RowNorm, ValueName } from '../../../model/graph.ts';
 import type { Weight } from '../../../model/weights.ts';
 import type { Binding, Builder } from '../builder.ts';
 import { columnsOf, KernelText, type MatrixText, rowReader, rowsOf, unrolled } from './kernel-text.ts';
-import {
-  bindNorm,
-  blocksOf,
-  type Encoding,
-  laneSums,
-  lanesOf,
-  rowsOfTeam,
-  scratchCode,
-  staging,
-} from './lane-product.ts';
+import { bindNorm, blocksOf, type Encoding, laneSums, lanesOf, scratchCode, staging, turnsOf } from './lane-product.ts';
 import { sigmoidCode } from './moe-layer.ts';
 
 /** A pair of matrices, or a stack of pairs of which a row's route picks. */
@@ -59,8 +50,9 @@ export function emitGated(builder: Builder, gated: Gated): void {
   const lanes = lanesOf(blocksOf(some.gate), outputs, encoding);
   const { blocks, threads, rounds, teams } = lanes;
   // Of each inner value a team has two weight rows.
-  const own = Math.max(1, rowsOfTeam(outputs, lanes, encoding) / 2);
-  const groupValues = teams * own;
+  const { rows: own, turns } = turnsOf(outputs, lanes, Math.max(1, encoding.mostRows / 2));
+  const turnValues = teams * own;
+  const groupValues = turns * turnValues;
   const reader = rowReader(columns);
   const text = new KernelText()
     .bind({ kind: 'value', name: input, access: 'read' }, 'x', reader.type)
@@ -74,33 +66,50 @@ export function emitGated(builder: Builder, gated: Gated): void {
   const used = routed?.used ?? 0;
 
   const staged = staging({ encoding, lanes, columns, tile: 1, row: () => 't', norm });
-  const sums = laneSums(2 * teams * own, lanes);
-  const loads = ([gate, up]: readonly [MatrixText, MatrixText], unit: GatedUnit, base: string, b: string) =>
+  const sums = laneSums(2 * turnValues, lanes);
+  const expertCode =
+    routed === undefined
+      ? ''
+      : `  var expert = 0u;
+  if (rank < ${used}u) { expert = min(route[t * ${routed.routeWidth}u + rank], ${routed.experts - 1}u); }`;
+  const loads = (
+    [gate, up]: readonly [MatrixText, MatrixText],
+    unit: GatedUnit,
+    {
+      base,
+      name,
+      b,
+      turn,
+    }: { readonly base: string; readonly name: string; readonly b: string; readonly turn: string },
+  ) =>
     unrolled(
       own,
       (r) => `    {
-      let at = ${base}min(first + ${r}u, ${rowsOf(unit.gate) - 1}u);
-      g${r} = ${encoding.load(gate, `at * ${gate.rowWords}u`, b)};
-      u${r} = ${encoding.load(up, `at * ${up.rowWords}u`, b)};
+      let at = ${base}min(first + ${turn}${r}u, ${rowsOf(unit.gate) - 1}u);
+      ${name}Gate${r} = ${encoding.load(gate, `at * ${gate.rowWords}u`, b)};
+      ${name}Up${r} = ${encoding.load(up, `at * ${up.rowWords}u`, b)};
     }`,
     );
-  const load = (b: string) => {
-    const ofRouted = routed && routedPair && loads(routedPair, routed, `expert * ${rowsOf(routed.gate)}u + `, b);
-    const ofAlways = always && alwaysPair && loads(alwaysPair, always, '', b);
+  /** Loads of a turn's weights, of the block `b`. */
+  const load = (name: string, b: string, turn: string) => {
+    const ofRouted =
+      routed && routedPair && loads(routedPair, routed, { base: `expert * ${rowsOf(routed.gate)}u + `, name, b, turn });
+    const ofAlways = always && alwaysPair && loads(alwaysPair, always, { base: '', name, b, turn });
     if (ofRouted === undefined || ofAlways === undefined) return ofRouted ?? ofAlways ?? '';
     return `  if (rank < ${used}u) {\n${ofRouted}\n  } else {\n${ofAlways}\n  }`;
   };
-  const round = (b: string, index: string) => `${staged.fetch(index)}
-${unrolled(own, (r) => `  var g${r}: ${encoding.weightType};\n  var u${r}: ${encoding.weightType};`)}
-  ${
-    routed === undefined
-      ? ''
-      : `var expert = 0u;
-  if (rank < ${used}u) { expert = min(route[t * ${routed.routeWidth}u + rank], ${routed.experts - 1}u); }`
-  }
-${load(b)}
-${staged.stage}
-${unrolled(own, (r) => `  gate${r} += dotBlock(g${r}, x0);\n  up${r} += dotBlock(u${r}, x0);`)}`;
+  const declare = (name: string) =>
+    unrolled(
+      own,
+      (r) => `  var ${name}Gate${r}: ${encoding.weightType};\n  var ${name}Up${r}: ${encoding.weightType};`,
+    );
+  const put = (gateOf: (r: number) => string, upOf: (r: number) => string) => `  if (team < ${teams}u) {
+${unrolled(
+  own,
+  (r) => `    putPart(2u * (team * ${own}u + ${r}u), lane, ${gateOf(r)});
+    putPart(2u * (team * ${own}u + ${r}u) + 1u, lane, ${upOf(r)});`,
+)}
+  }`;
   /** A number of the unit that a workgroup is in. */
   const ofUnit = (pick: (unit: GatedUnit) => number) =>
     routed === undefined || always === undefined
@@ -112,6 +121,56 @@ ${unrolled(own, (r) => `  gate${r} += dotBlock(g${r}, x0);\n  up${r} += dotBlock
       : always === undefined
         ? `${routed.offset}u + rank * ${routed.wide}u`
         : `select(${always.offset}u, ${routed.offset}u + rank * ${routed.wide}u, rank < ${used}u)`;
+  const write = (turn: string) => `  gather(tid);
+  for (var i = tid; i < ${turnValues}u; i += ${threads}u) {
+    let g = laneSum(2u * i) * ${staged.factor('0u')};
+    let u = laneSum(2u * i + 1u) * ${staged.factor('0u')};
+    let own = groupFirst + ${turn}i;
+    if (own < wide) {
+      inner[t * ${outputWidth}u + ${offset} + own] = select(0.0, silu(g) * u, own < ${ofUnit(({ gate }) => rowsOf(gate))});
+    }
+  }`;
+  const dotGate = (r: number) => `dotBlock(wGate${r}, x0)`;
+  const dotUp = (r: number) => `dotBlock(wUp${r}, x0)`;
+  /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
+  const taken = () => `${staged.fetch('0u')}
+${expertCode}
+${declare('w')}
+${load('w', 'lane', '')}
+${staged.stage}
+${staged.end}
+${
+  turns === 1
+    ? `${put(dotGate, dotUp)}
+${write('')}`
+    : `  for (var turn = 0u; turn < ${turns}u; turn++) {
+${declare('next')}
+    if (turn + 1u < ${turns}u) {
+${load('next', 'lane', `(turn + 1u) * ${turnValues}u + `)}
+    }
+${put(dotGate, dotUp)}
+${write(`turn * ${turnValues}u + `)}
+${sums.again}
+${unrolled(own, (r) => `    wGate${r} = nextGate${r};\n    wUp${r} = nextUp${r};`)}
+  }`
+}`;
+  /** Longer rows: sums grow over the rounds. */
+  const rounded = () => `${expertCode}
+${unrolled(own, (r) => `  var gate${r} = 0.0;\n  var up${r} = 0.0;`)}
+  for (var round = 0u; round < ${rounds}u; round++) {
+    let b = min(round * ${lanes.lanes}u + lane, ${blocks - 1}u);
+${staged.fetch('round')}
+${declare('w')}
+${load('w', 'b', '')}
+${staged.stage}
+${unrolled(own, (r) => `    gate${r} += ${dotGate(r)};\n    up${r} += ${dotUp(r)};`)}
+  }
+${staged.end}
+${put(
+  (r) => `gate${r}`,
+  (r) => `up${r}`,
+)}
+${write('')}`;
   const code = text.code(/* wgsl */ `
 ${reader.code}
 ${sigmoidCode}
@@ -130,33 +189,8 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   let lane = tid % ${lanes.lanes}u;
   let team = tid / ${lanes.lanes}u;
   let first = groupFirst + team * ${own}u;
-${unrolled(own, (r) => `  var gate${r} = 0.0;\n  var up${r} = 0.0;`)}
 ${staged.start}
-${
-  rounds === 1
-    ? round('lane', '0u')
-    : `  for (var round = 0u; round < ${rounds}u; round++) {
-    let b = min(round * ${lanes.lanes}u + lane, ${blocks - 1}u);
-${round('b', 'round')}
-  }`
-}
-  workgroupBarrier();
-  if (team < ${teams}u) {
-${unrolled(
-  own,
-  (r) => `    putPart(2u * (team * ${own}u + ${r}u), lane, gate${r});
-    putPart(2u * (team * ${own}u + ${r}u) + 1u, lane, up${r});`,
-)}
-  }
-  gather(tid);
-  for (var i = tid; i < ${groupValues}u; i += ${threads}u) {
-    let g = laneSum(2u * i);
-    let u = laneSum(2u * i + 1u);
-    let own = groupFirst + i;
-    if (own < wide) {
-      inner[t * ${outputWidth}u + ${offset} + own] = select(0.0, silu(g) * u, own < ${ofUnit(({ gate }) => rowsOf(gate))});
-    }
-  }
+${rounds === 1 ? taken() : rounded()}
 }`);
   const across = Math.ceil(widest / groupValues);
   builder.dispatch('step', {

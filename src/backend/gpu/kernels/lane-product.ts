@@ -10,7 +10,7 @@ import type { Tolerance } from '../../kernel.ts';
 import { gpuFormat } from '../formats/index.ts';
 import { INT8_FEATURE, int8Helpers } from '../int8.ts';
 import { columnsOf, type KernelText, type MatrixText, unrolled } from './kernel-text.ts';
-import { blockSum, f32Literal } from './snippets.ts';
+import { f32Literal } from './snippets.ts';
 
 /** What the input of a product is turned into. */
 export interface Encoding {
@@ -21,7 +21,7 @@ export interface Encoding {
   readonly weightType: string;
   /** Blocks that are in work at once, at the most: what is staged of them shares the 16 KiB that every device has. */
   readonly mostLanes: number;
-  /** Weight rows of a lane, at the most: registers hold all of them at once where that is worth it. */
+  /** Weight rows that a lane multiplies at once, at the most; as many more are on their way meanwhile. */
   readonly mostRows: number;
   /** Run rows that share a workgroup's weights. */
   readonly tiles: readonly number[];
@@ -37,7 +37,7 @@ export const f32Encoding: Encoding = {
   inputType: 'array<vec4f, 8>',
   weightType: 'array<vec4f, 8>',
   mostLanes: 64,
-  mostRows: 2,
+  mostRows: 1,
   tiles: [1, 4],
   helpers: /* wgsl */ `
 fn dotBlock(w: array<vec4f, 8>, x: array<vec4f, 8>) -> f32 {
@@ -55,7 +55,7 @@ export const int8Encoding: Encoding = {
   inputType: 'Encoded',
   weightType: 'Codes',
   mostLanes: 128,
-  mostRows: 8,
+  mostRows: 4,
   tiles: [1, 2, 4],
   helpers: /* wgsl */ `${int8Helpers}
 fn dotBlock(w: Codes, x: Encoded) -> f32 { return dotCodes(w, x); }`,
@@ -107,14 +107,28 @@ export function lanesOf(blocks: number, outputs: number, { mostLanes }: Encoding
   return { blocks, lanes, rounds, teams: Math.floor(threads / lanes), threads };
 }
 
-/** Workgroups that keep a large device busy; with more the last of them would wait for others to end. */
-const ENOUGH_GROUPS = 160;
+/** Workgroups that keep a large device busy; with many more the last ones wait for others to end. */
+const ENOUGH_GROUPS = 256;
+/** Turns of a workgroup, at the most: what staging its input costs is little by then. */
+const MOST_TURNS = 8;
 
-/** Weight rows of a team: as many as leave workgroups enough. Their loads are on their way together. */
-export function rowsOfTeam(outputs: number, { teams }: Lanes, { mostRows }: Encoding): number {
+/** What a workgroup makes. */
+export interface Turns {
+  /** Weight rows of a team in a turn. */
+  readonly rows: number;
+  readonly turns: number;
+}
+
+/**
+ * Few outputs are spread over many workgroups, of many each workgroup takes several turns with the input that it staged.
+ * @param outputs weight rows of all workgroups
+ * @param mostRows of a team in a turn
+ */
+export function turnsOf(outputs: number, { teams, rounds }: Lanes, mostRows: number): Turns {
   let rows = mostRows;
   while (rows > 1 && outputs / (teams * rows) < ENOUGH_GROUPS) rows /= 2;
-  return rows;
+  const turns = Math.floor(outputs / (teams * rows * ENOUGH_GROUPS));
+  return { rows, turns: rounds > 1 ? 1 : Math.max(1, Math.min(MOST_TURNS, turns)) };
 }
 
 /** u32 of workgroup memory that staging and sums take in turns, and what each of them takes of it. */
@@ -123,6 +137,8 @@ export interface Sums {
   readonly words: number;
   /** Declares `putPart(output, lane, value)`, `gather(tid)` and `laneSum(output)`. */
   readonly code: string;
+  /** Statements between the last `laneSum` and the next `putPart`. */
+  readonly again: string;
 }
 
 /**
@@ -140,6 +156,7 @@ export function laneSums(outputs: number, { lanes, threads }: Lanes): Sums {
   if (segments === 1) {
     return {
       words: outputs * stride,
+      again: '  workgroupBarrier();',
       code: /* wgsl */ `
 ${put}
 fn gather(tid: u32) { workgroupBarrier(); }
@@ -153,6 +170,7 @@ fn laneSum(output: u32) -> f32 {
   }
   return {
     words: outputs * stride,
+    again: '',
     code: /* wgsl */ `
 var<workgroup> segments: array<f32, ${outputs * segments}>;
 ${put}
@@ -183,13 +201,20 @@ export interface Staging {
   readonly words: number;
   /** Declares workgroup memory and functions; after `inputAt(row, v)`, which gives four columns of a row, or zeros. */
   readonly functions: string;
-  /** Before the first round, where there is more than one: the factor of each tile row's norm. It holds barriers. */
+  /** Before the first round. */
   readonly start: string;
   /** Reads each thread's share of the rows. Reads of weights come next, so that both are on their way together. */
   fetch(round: string): string;
   /** Makes `x0` …, the lane's blocks of each tile row. It holds barriers. */
   readonly stage: string;
+  /** After the last round. It holds barriers, where it is anything. */
+  readonly end: string;
+  /** WGSL of what sums of tile row `t` are multiplied with after `end`; the norm's factor, which no product waits for. */
+  factor(t: string): string;
 }
+
+/** Partial sums of squares that are left for the last to add up. */
+const SQUARES = 16;
 
 /**
  * @param given.row WGSL of the input row of tile row `t`
@@ -204,7 +229,7 @@ export function staging(given: {
   readonly norm?: RowNorm;
 }): Staging {
   const { encoding, lanes, columns, tile, row, norm } = given;
-  const { blocks, threads, rounds } = lanes;
+  const { threads, rounds } = lanes;
   /** Fours of a round, and of each thread. */
   const fours = 8 * lanes.lanes;
   const each = Math.ceil(fours / threads);
@@ -212,7 +237,6 @@ export function staging(given: {
   const share: Share = {
     lanes,
     tile,
-    each,
     all: (body) =>
       unrolled(each, (i) => {
         const v = i === 0 ? 'tid' : `(tid + ${i * threads}u)`;
@@ -229,45 +253,47 @@ export function staging(given: {
       ...(norm === undefined ? [] : [unrolled(each, (i) => `  let n${i} = normWeightAt(${place(i)});`)]),
     ].join('\n');
   };
+  const steps = (inside: string) =>
+    `${rounds === 1 ? '' : '  workgroupBarrier();\n'}${form.put(0)}
+  workgroupBarrier();
+${inside}${form.take(0)}
+${unrolled(tile - 1, (i) => `  workgroupBarrier();\n${form.put(i + 1)}\n  workgroupBarrier();\n${form.take(i + 1)}`)}
+${form.last}`;
   if (norm === undefined) {
-    return { words: form.words, functions: form.functions, start: '', fetch, stage: form.stage };
+    const { words, functions } = form;
+    return { words, functions, start: '', fetch, stage: steps(''), end: '', factor: () => '1.0' };
   }
   const functions = /* wgsl */ `
-${blockSum(threads)}
-fn normWeightAt(v: u32) -> vec4f { return ${normWeightAt(columns, lanes)}; }
-fn normFactor(squares: vec4f, tid: u32) -> f32 {
-  let sum = blockSum(tid, (squares.x + squares.y) + (squares.z + squares.w));
-  return inverseSqrt(sum / ${f32Literal(columns)} + ${f32Literal(norm.epsilon)});
-}`;
-  const factor = (t: number) => `  let norm${t} = normFactor(squares${t}, tid);`;
-  const apply = unrolled(tile, (t) => unrolled(each, (i) => `  v${t}_${i} = v${t}_${i} * norm${t} * n${i};`));
-  /** The same order of sums whether a row takes one round or more: a thread's own fours, from first to last. */
-  const start =
-    rounds === 1
-      ? ''
-      : unrolled(
-          tile,
-          (t) => `  var squares${t} = vec4f();
-  for (var v = tid; v < ${8 * blocks}u; v += ${threads}u) {
-    let x = inputAt(${row(t)}, v);
-    squares${t} = fma(x, x, squares${t});
+var<workgroup> squares: array<f32, ${tile * threads}>;
+var<workgroup> squareSums: array<f32, ${tile * SQUARES}>;
+fn putSquares(t: u32, tid: u32, x: vec4f) { squares[t * ${threads}u + tid] = (x.x + x.y) + (x.z + x.w); }
+fn gatherSquares(tid: u32) {
+  if (tid < ${tile * SQUARES}u) {
+    let at = (tid / ${SQUARES}u) * ${threads}u + tid % ${SQUARES}u;
+    var sum = squares[at];
+    for (var i = 1u; i < ${threads / SQUARES}u; i++) { sum += squares[at + i * ${SQUARES}u]; }
+    squareSums[tid] = sum;
   }
-  workgroupBarrier();
-${factor(t)}`,
-        );
-  const own = unrolled(
-    tile,
-    (t) => `  var squares${t} = vec4f();
-${share.all((i) => `squares${t} = fma(v${t}_${i}, v${t}_${i}, squares${t});`)}
-${t === 0 ? '' : '  workgroupBarrier();'}
-${factor(t)}`,
+}
+fn normFactor(t: u32) -> f32 {
+  var sum = squareSums[t * ${SQUARES}u];
+  for (var i = 1u; i < ${SQUARES}u; i++) { sum += squareSums[t * ${SQUARES}u + i]; }
+  return inverseSqrt(sum / ${f32Literal(columns)} + ${f32Literal(norm.epsilon)});
+}
+fn normWeightAt(v: u32) -> vec4f { return ${normWeightAt(columns, lanes)}; }`;
+  // Of the rows themselves; what goes on to the products has the norm's weight in it already.
+  const square = unrolled(tile, (t) =>
+    share.all((i) => `square${t} = fma(v${t}_${i}, v${t}_${i}, square${t}); v${t}_${i} *= n${i};`),
   );
+  const put = unrolled(tile, (t) => `  putSquares(${t}u, tid, square${t});`);
   return {
     words: form.words,
     functions: `${functions}${form.functions}`,
-    start,
+    start: unrolled(tile, (t) => `  var square${t} = vec4f();`),
     fetch,
-    stage: `${rounds === 1 ? `${own}\n` : ''}${apply}\n${form.stage}`,
+    stage: rounds === 1 ? `${square}\n${put}\n${steps('  gatherSquares(tid);\n')}` : `${square}\n${steps('')}`,
+    end: rounds === 1 ? '' : `${put}\n  workgroupBarrier();\n  gatherSquares(tid);\n  workgroupBarrier();`,
+    factor: (t) => `normFactor(${t})`,
   };
 }
 
@@ -282,30 +308,29 @@ function normWeightAt(columns: number, { lanes, rounds }: Lanes): string {
 interface Share {
   readonly lanes: Lanes;
   readonly tile: number;
-  readonly each: number;
   /** Statements for each of a thread's fours that there is: its number among its own, and in the round. */
   readonly all: (body: (i: number, v: string) => string) => string;
 }
 
+/** Statements that stage a tile row: put, barrier, take; and after the last row, to the end. */
 interface Form {
   readonly words: number;
   readonly functions: string;
-  readonly stage: string;
+  put(t: number): string;
+  take(t: number): string;
+  readonly last: string;
 }
 
 /** Vectors in the order of a block's eighths, so that lanes read neighbours; the odd distance spreads what is written. */
-function plainForm({ lanes: { lanes }, tile, all }: Share): Form {
+function plainForm({ lanes: { lanes }, all }: Share): Form {
   const stride = lanes | 1;
   return {
     words: 0,
     functions: `\nvar<workgroup> staged: array<vec4f, ${8 * stride}>;`,
-    stage: unrolled(
-      tile,
-      (t) => `  workgroupBarrier();
-${all((i, v) => `staged[(${v} % 8u) * ${stride}u + ${v} / 8u] = v${t}_${i};`)}
-  workgroupBarrier();
-  let x${t} = array<vec4f, 8>(${Array.from({ length: 8 }, (_, k) => `staged[${k * stride}u + lane]`).join(', ')});`,
-    ),
+    put: (t) => all((i, v) => `staged[(${v} % 8u) * ${stride}u + ${v} / 8u] = v${t}_${i};`),
+    take: (t) =>
+      `  let x${t} = array<vec4f, 8>(${Array.from({ length: 8 }, (_, k) => `staged[${k * stride}u + lane]`).join(', ')});`,
+    last: '  workgroupBarrier();',
   };
 }
 
@@ -335,15 +360,9 @@ fn stagedBlock(t: u32, lane: u32) -> Encoded {
   let hi = vec4u(words[at + ${4 * stride}u], words[at + ${5 * stride}u], words[at + ${6 * stride}u], words[at + ${7 * stride}u]);
   return encodedOf(lo, hi, scales[t * ${lanes}u + lane]);
 }`,
-    stage: `${unrolled(
-      tile,
-      (t) => `  workgroupBarrier();
-${all((i, v) => `scratch[${v}] = sizeOfFour(v${t}_${i});`)}
-  workgroupBarrier();
-${all((i, v) => `stageBytes(${t}u, ${v}, v${t}_${i});`)}`,
-    )}
-  workgroupBarrier();
-${unrolled(tile, (t) => `  let x${t} = stagedBlock(${t}u, lane);`)}`,
+    put: (t) => all((i, v) => `scratch[${v}] = sizeOfFour(v${t}_${i});`),
+    take: (t) => all((i, v) => `stageBytes(${t}u, ${v}, v${t}_${i});`),
+    last: `  workgroupBarrier();\n${unrolled(tile, (t) => `  let x${t} = stagedBlock(${t}u, lane);`)}`,
   };
 }
 

@@ -16,9 +16,10 @@ import {
   type Lanes,
   laneSums,
   lanesOf,
-  rowsOfTeam,
   scratchCode,
   staging,
+  type Turns,
+  turnsOf,
 } from './lane-product.ts';
 
 export interface MatVec {
@@ -64,8 +65,7 @@ const MEMORY_WORDS = 4096 - 320;
 
 interface Shape {
   readonly lanes: Lanes;
-  /** Weight rows of a team. */
-  readonly rows: number;
+  readonly turns: Turns;
   /** Words of workgroup memory. */
   readonly words: number;
 }
@@ -74,7 +74,7 @@ interface Shape {
  * How the weights of a product are shared out among lanes does not depend on the tile, so that a row's sums do not; how many
  * weight rows a team has may, since each has sums of its own.
  */
-function shapeOf({ weights, encoding }: MatVec, tile: number): Shape {
+function shapeOf({ weights, encoding, norm }: MatVec, tile: number): Shape {
   const total = weights.reduce((sum, { weight }) => sum + rowsOf(weight), 0);
   const lanes = lanesOf(blocksOf((weights[0] as { weight: Weight }).weight), total, encoding);
   const wordsOf = (rows: number) => {
@@ -84,12 +84,14 @@ function shapeOf({ weights, encoding }: MatVec, tile: number): Shape {
       segments +
       (encoding.id === 'f32'
         ? 32 * (lanes.lanes + 1) + sums
-        : tile * (9 * lanes.lanes + 32) + Math.max(8 * lanes.lanes, sums))
+        : tile * (9 * lanes.lanes + 32) + Math.max(8 * lanes.lanes, sums)) +
+      (norm === undefined ? 0 : tile * (lanes.threads + 16))
     );
   };
-  let rows = rowsOfTeam(total, lanes, encoding);
-  while (rows > 1 && wordsOf(rows) > MEMORY_WORDS) rows /= 2;
-  return { lanes, rows, words: wordsOf(rows) };
+  let { mostRows } = encoding;
+  while (mostRows > 1 && wordsOf(mostRows) > MEMORY_WORDS) mostRows /= 2;
+  const turns = turnsOf(total, lanes, mostRows);
+  return { lanes, turns, words: wordsOf(turns.rows) };
 }
 
 /** The sizes of tiles that fit into workgroup memory. */
@@ -104,9 +106,13 @@ function matVecKernel(
 ): Pick<Dispatch, 'code' | 'bindings'> & { readonly groups: number } {
   const { encoding, input, norm, output, outputWidth, outputOffset = 0, weights, add, wanted } = product;
   const columns = columnsOf((weights[0] as { weight: Weight }).weight);
-  const { lanes, rows: own } = shapeOf(product, tile);
+  const {
+    lanes,
+    turns: { rows: own, turns },
+  } = shapeOf(product, tile);
   const { blocks, threads, rounds, teams } = lanes;
-  const groupRows = teams * own;
+  const turnRows = teams * own;
+  const groupRows = turns * turnRows;
 
   const reader = rowReader(columns);
   const text = new KernelText()
@@ -145,20 +151,70 @@ function matVecKernel(
     return wanted ? `step[${at.wanted}u + ${row}]` : row;
   };
   const staged = staging({ encoding, lanes, columns, tile, row: (t) => `row${t}`, norm });
-  const sums = laneSums(groupRows * tile, lanes);
-  const load = (b: string) =>
+  const sums = laneSums(turnRows * tile, lanes);
+  /** Loads of a turn's weights, of the block `b`, into `name`0 …. */
+  const load = (name: string, b: string, turn: string) =>
     choose(({ matrix, rows, firstGroup: start }) =>
-      unrolled(
-        own,
-        (r) =>
-          `  w${r} = ${encoding.load(matrix, `min((group - ${start}u) * ${groupRows}u + team * ${own}u + ${r}u, ${rows - 1}u) * ${matrix.rowWords}u`, b)};`,
-      ),
+      unrolled(own, (r) => {
+        const row = `(group - ${start}u) * ${groupRows}u + ${turn}team * ${own}u + ${r}u`;
+        return `  ${name}${r} = ${encoding.load(matrix, `min(${row}, ${rows - 1}u) * ${matrix.rowWords}u`, b)};`;
+      }),
     );
-  const round = (b: string, index: string) => `${staged.fetch(index)}
-${unrolled(own, (r) => `  var w${r}: ${encoding.weightType};`)}
-${load(b)}
+  const declare = (name: string) => unrolled(own, (r) => `  var ${name}${r}: ${encoding.weightType};`);
+  const put = (value: (r: number, t: number) => string) =>
+    `  if (team < ${teams}u) {
+${unrolled(own, (r) => unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}u) * ${tile}u + ${t}u, lane, ${value(r, t)});`))}
+  }`;
+  const write = (turn: string) => `  gather(tid);
+  for (var i = tid; i < ${turnRows * tile}u; i += ${threads}u) {
+    let t = first + i % ${tile}u;
+    if (t >= count) { continue; }
+    let sum = laneSum(i) * ${staged.factor(`i % ${tile}u`)};
+    ${choose(
+      ({ rows, bias, firstGroup: start, firstRow: offset }) => `
+      let row = (group - ${start}u) * ${groupRows}u + ${turn}i / ${tile}u;
+      if (row < ${rows}u) {
+        let place = t * ${outputWidth}u + ${offset}u + row;
+        y[place] = sum${bias === undefined ? '' : ` + ${bias}[row]`}${add === undefined ? '' : ' + residual[place]'};
+      }`,
+    )}
+  }`;
+  const dot = (r: number, t: number) => `dotBlock(w${r}, x${t})`;
+  const turn = turns === 1 ? '' : `turn * ${turnRows}u + `;
+  /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
+  const taken = () => `${staged.fetch('0u')}
+${declare('w')}
+${load('w', 'lane', '')}
 ${staged.stage}
-${unrolled(own, (r) => unrolled(tile, (t) => `  a${r}_${t} += dotBlock(w${r}, x${t});`))}`;
+${staged.end}
+${
+  turns === 1
+    ? `${put(dot)}
+${write('')}`
+    : `  for (var turn = 0u; turn < ${turns}u; turn++) {
+${declare('next')}
+    if (turn + 1u < ${turns}u) {
+${load('next', 'lane', `(turn + 1u) * ${turnRows}u + `)}
+    }
+${put(dot)}
+${write(turn)}
+${sums.again}
+${unrolled(own, (r) => `    w${r} = next${r};`)}
+  }`
+}`;
+  /** Longer rows: sums grow over the rounds. */
+  const rounded = () => `${unrolled(own, (r) => unrolled(tile, (t) => `  var a${r}_${t} = 0.0;`))}
+  for (var round = 0u; round < ${rounds}u; round++) {
+    let b = min(round * ${lanes.lanes}u + lane, ${blocks - 1}u);
+${staged.fetch('round')}
+${declare('w')}
+${load('w', 'b', '')}
+${staged.stage}
+${unrolled(own, (r) => unrolled(tile, (t) => `    a${r}_${t} += ${dot(r, t)};`))}
+  }
+${staged.end}
+${put((r, t) => `a${r}_${t}`)}
+${write('')}`;
   const body = /* wgsl */ `
 ${reader.code}
 ${encoding.helpers}
@@ -175,34 +231,8 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   let lane = tid % ${lanes.lanes}u;
   let team = tid / ${lanes.lanes}u;
 ${unrolled(tile, (t) => `  let row${t} = ${inputRow(t)};`)}
-${unrolled(own, (r) => unrolled(tile, (t) => `  var a${r}_${t} = 0.0;`))}
 ${staged.start}
-${
-  rounds === 1
-    ? round('lane', '0u')
-    : `  for (var round = 0u; round < ${rounds}u; round++) {
-    let b = min(round * ${lanes.lanes}u + lane, ${blocks - 1}u);
-${round('b', 'round')}
-  }`
-}
-  workgroupBarrier();
-  if (team < ${teams}u) {
-${unrolled(own, (r) => unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}u) * ${tile}u + ${t}u, lane, a${r}_${t});`))}
-  }
-  gather(tid);
-  for (var i = tid; i < ${groupRows * tile}u; i += ${threads}u) {
-    let sum = laneSum(i);
-    let t = first + i % ${tile}u;
-    if (t >= count) { continue; }
-    ${choose(
-      ({ rows, bias, firstGroup: start, firstRow: offset }) => `
-      let row = (group - ${start}u) * ${groupRows}u + i / ${tile}u;
-      if (row < ${rows}u) {
-        let place = t * ${outputWidth}u + ${offset}u + row;
-        y[place] = sum${bias === undefined ? '' : ` + ${bias}[row]`}${add === undefined ? '' : ' + residual[place]'};
-      }`,
-    )}
-  }
+${rounds === 1 ? taken() : rounded()}
 }`;
   return { code: text.code(body), bindings: text.bindings, groups: firstGroup };
 }

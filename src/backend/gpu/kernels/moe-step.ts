@@ -6,7 +6,7 @@
 
 import { emitGated } from './gated.ts';
 import { KernelText, type MatrixText, unrolled } from './kernel-text.ts';
-import { type Encoding, type Lanes, rowsOfTeam, scratchCode, staging } from './lane-product.ts';
+import { type Encoding, type Lanes, scratchCode, staging, turnsOf } from './lane-product.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 
 /** Blocks of 32 inner values whose partial sums fit into workgroup memory beside what is staged. */
@@ -68,60 +68,36 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
   const { threads } = lanes;
   /** An odd distance, so that threads that add up different rows read different banks. */
   const stride = items | 1;
-  // Many rows are many loads on their way at once; but a large device wants many workgroups, too.
-  let rows = Math.min(4, rowsOfTeam(hidden, lanes, encoding));
-  while (rows > 1 && rows * stride > MAX_INNER_BLOCKS) rows /= 2;
+  let { mostRows } = encoding;
+  while (mostRows > 1 && mostRows * stride > MAX_INNER_BLOCKS) mostRows /= 2;
+  const { rows, turns } = turnsOf(hidden, lanes, mostRows);
+  const groupRows = turns * rows;
   const staged = staging({ encoding, lanes, columns: 32 * items, tile: 1, row: () => 't' });
-  const load = (matrix: MatrixText, base: string, b: string) =>
+  const loads = (matrix: MatrixText, { name, base, b, turn }: Record<'name' | 'base' | 'b' | 'turn', string>) =>
     unrolled(
       rows,
       (r) =>
-        `      w${r} = ${encoding.load(matrix, `(${base}min(first + ${r}u, ${hidden - 1}u)) * ${matrix.rowWords}u`, b)};`,
+        `      ${name}${r} = ${encoding.load(matrix, `(${base}min(first + ${turn}${r}u, ${hidden - 1}u)) * ${matrix.rowWords}u`, b)};`,
     );
-  const routedLoads = `
-      let expert = min(route[t * ${routeWidth}u + item / ${blocks}u], ${experts - 1}u) * ${hidden}u;
-${load(down, 'expert + ', `item % ${blocks}u`)}`;
+  /** Loads of a turn's weights: of the thread's item, the block of one expert's row. */
+  const load = (name: string, turn: string) => {
+    const ofRouted = loads(down, { name, base: 'expert + ', b: 'block', turn });
+    if (sharedDown === undefined) return ofRouted;
+    const ofShared = loads(sharedDown, { name, base: '', b: `(item - ${used * blocks}u)`, turn });
+    return `    if (item < ${used * blocks}u) {\n${ofRouted}\n    } else {\n${ofShared}\n    }`;
+  };
+  const declare = (name: string) => unrolled(rows, (r) => `    var ${name}${r}: ${encoding.weightType};`);
   // Partial sums stay while later blocks are staged; only where there are none may both lie in the same memory.
   const partials = { words: rows * stride };
   const apart = rounds > 1;
   const partial = (i: string) => (apart ? `partial[${i}]` : `bitcast<f32>(scratch[${i}])`);
-  const code = text.code(/* wgsl */ `
-${encoding.helpers}
-${apart ? scratchCode(staged) : scratchCode(staged, partials)}
-${apart ? `var<workgroup> partial: array<f32, ${partials.words}>;` : ''}
-var<workgroup> made: array<f32, ${units * rows}>;
-fn inputAt(row: u32, v: u32) -> vec4f { return inner[row * ${innerWidth / 4}u + ${rounds * inWork === items ? 'v' : `min(v, ${8 * items - 1}u)`}]; }
-${staged.functions}
-
-@compute @workgroup_size(${threads})
-fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
-  let t = wg.y;
-  let first = wg.x * ${rows}u;
-  if (t >= step[${builder.step.rows}u]) { return; }
-  let lane = min(tid, ${inWork - 1}u);
-  for (var round = 0u; round < ${rounds}u; round++) {
-    let item = min(round * ${inWork}u + lane, ${items - 1}u);
-${staged.fetch('round')}
-${unrolled(rows, (r) => `    var w${r}: ${encoding.weightType};`)}
-    ${
-      sharedDown === undefined
-        ? `{${routedLoads}\n    }`
-        : `if (item < ${used * blocks}u) {${routedLoads}
-    } else {
-${load(sharedDown, '', `item - ${used * blocks}u`)}
-    }`
-    }
-${staged.stage}
-    workgroupBarrier();
-    if (tid < ${inWork}u && round * ${inWork}u + tid < ${items}u) {
-${unrolled(rows, (r) => {
-  const place = `${r * stride}u + item`;
-  const sum = `dotBlock(w${r}, x0)`;
-  return apart ? `      partial[${place}] = ${sum};` : `      scratch[${place}] = bitcast<u32>(${sum});`;
-})}
-    }
-  }
-  workgroupBarrier();
+  const put = unrolled(rows, (r) => {
+    const place = `${r * stride}u + item`;
+    const sum = `dotBlock(w${r}, x0)`;
+    return apart ? `      partial[${place}] = ${sum};` : `      scratch[${place}] = bitcast<u32>(${sum});`;
+  });
+  /** Sums of a turn: of each expert's blocks, then of the experts. */
+  const write = (turn: string) => `  workgroupBarrier();
   for (var i = tid; i < ${units * rows}u; i += ${threads}u) {
     let unit = i % ${units}u;
     let begin = (i / ${units}u) * ${stride}u + unit * ${blocks}u;
@@ -137,14 +113,57 @@ ${unrolled(rows, (r) => {
     made[i] = bitcast<f32>(route[t * ${routeWidth}u + ${used}u + unit]) * all;
   }
   workgroupBarrier();
-  if (tid < ${rows}u && first + tid < ${hidden}u) {
+  if (tid < ${rows}u && first + ${turn}tid < ${hidden}u) {
     var sum = 0.0;
     for (var unit = 0u; unit < ${units}u; unit++) { sum += made[tid * ${units}u + unit]; }
-    let place = t * ${hidden}u + first + tid;
+    let place = t * ${hidden}u + first + ${turn}tid;
     y[place] = sum${add === undefined ? '' : ' + residual[place]'};
+  }`;
+  const itemOf = (round: string) => `    let item = min(${round}lane, ${items - 1}u);
+    let expert = min(route[t * ${routeWidth}u + min(item / ${blocks}u, ${used - 1}u)], ${experts - 1}u) * ${hidden}u;
+    let block = item % ${blocks}u;`;
+  /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
+  const taken = () => `${staged.fetch('0u')}
+${itemOf('')}
+${declare('w')}
+${load('w', '')}
+${staged.stage}
+  for (var turn = 0u; turn < ${turns}u; turn++) {
+${turns === 1 ? '' : `${declare('next')}\n    if (turn + 1u < ${turns}u) {\n${load('next', `(turn + 1u) * ${rows}u + `)}\n    }`}
+    if (tid < ${inWork}u) {
+${put}
+    }
+${write(turns === 1 ? '' : `turn * ${rows}u + `)}
+${turns === 1 ? '' : unrolled(rows, (r) => `    w${r} = next${r};`)}
+  }`;
+  const rounded = () => `  for (var round = 0u; round < ${rounds}u; round++) {
+${itemOf(`round * ${inWork}u + `)}
+${staged.fetch('round')}
+${declare('w')}
+${load('w', '')}
+${staged.stage}
+    if (tid < ${inWork}u && round * ${inWork}u + tid < ${items}u) {
+${put}
+    }
   }
+${write('')}`;
+  const code = text.code(/* wgsl */ `
+${encoding.helpers}
+${apart ? scratchCode(staged) : scratchCode(staged, partials)}
+${apart ? `var<workgroup> partial: array<f32, ${partials.words}>;` : ''}
+var<workgroup> made: array<f32, ${units * rows}>;
+fn inputAt(row: u32, v: u32) -> vec4f { return inner[row * ${innerWidth / 4}u + ${rounds * inWork === items ? 'v' : `min(v, ${8 * items - 1}u)`}]; }
+${staged.functions}
+
+@compute @workgroup_size(${threads})
+fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
+  let t = wg.y;
+  let first = wg.x * ${groupRows}u;
+  if (t >= step[${builder.step.rows}u]) { return; }
+  let lane = min(tid, ${inWork - 1}u);
+${rounds === 1 ? taken() : rounded()}
 }`);
-  const across = Math.ceil(hidden / rows);
+  const across = Math.ceil(hidden / groupRows);
   builder.dispatch('step', {
     label: `${prefix} down`,
     code,
