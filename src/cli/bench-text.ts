@@ -79,7 +79,7 @@ function factsOf({ loadMs, bytesPerToken, cacheBytesPerToken, bandwidth, ...resu
     [
       'memory bandwidth',
       bandwidth === undefined
-        ? `not measured: ${result.device === 'gpu' ? 'the GPU has no room left for it' : 'the model reads the memory of two devices'}`
+        ? `not measured: ${result.device.includes('+') ? 'the model reads the memory of two devices' : 'the GPU has no room left for it'}`
         : `${showRate(bandwidth.bytesPerSecond / 1e9, 'GB')} (${showBytes(bandwidth.bytes)} read by ${readers})`,
     ],
     ...(result.bandwidthShare === undefined
