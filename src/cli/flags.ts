@@ -2,6 +2,7 @@
 
 import { shapes } from '../synthetic/shapes.ts';
 import type { FlagTable } from './args.ts';
+import { wrap } from './format.ts';
 
 export const flags = {
   model: {
@@ -13,7 +14,7 @@ export const flags = {
   synthetic: {
     kind: 'text',
     value: 'SHAPE',
-    about: `random weights, no file: ${Object.keys(shapes).join(', ')}`,
+    about: 'random weights in the shape of a real model, without a file',
   },
   prompt: { short: 'p', kind: 'text', value: 'TEXT', about: 'what to say to the model; without it: a chat' },
   file: { short: 'f', kind: 'text', value: 'FILE', about: 'read the prompt from a file; - is standard input' },
@@ -119,6 +120,9 @@ export const flags = {
   verbose: { kind: 'switch', about: 'on an error print its code, data, cause and stack' },
   help: { short: 'h', kind: 'switch', about: 'print this help' },
 } as const satisfies FlagTable;
+
+/** The shapes of `--synthetic`, for help. */
+export const shapeLines = wrap(`Shapes: ${Object.keys(shapes).join(', ')}.`, 96).join('\n');
 
 const output = ['json', 'verbose', 'help'] as const;
 const placement = [
