@@ -73,14 +73,14 @@ export async function bench(argv: readonly string[], context: Context): Promise<
     const { profiled, ...measured } = await measureAll(model, request).finally(() => model.dispose());
     const peakMemoryBytes = process.resourceUsage().maxRSS * 1024;
     signal.throwIfAborted();
-    const { device, adapter, threads, bytesPerToken, cache } = model.plan;
-    const bandwidth =
-      profiled === undefined ? await measureBandwidth(device === 'cpu' ? threads : 1) : profiled.bandwidth;
+    const { adapter, parts, threads, bytesPerToken, cache } = model.plan;
+    const devices = parts.map(({ device }) => device).join(' + ');
+    const bandwidth = profiled === undefined ? await bandwidthOf(model.plan) : profiled.bandwidth;
     const cacheBytesPerToken = (cache.bytes / (cache.pages * cache.pageRows)) * (decodedPosition(request) + 1);
     const { decode } = measured;
     const result: BenchResult = {
       model: model.info,
-      device,
+      device: devices,
       adapter,
       threads,
       loadMs,
@@ -100,6 +100,11 @@ export async function bench(argv: readonly string[], context: Context): Promise<
   } finally {
     release();
   }
+}
+
+/** Of the machine's own memory, with the threads that read the weights; where another device has some, a share says nothing. */
+async function bandwidthOf({ device, parts, threads }: Model['plan']): Promise<DeviceBandwidth | undefined> {
+  return parts.length > 1 ? undefined : measureBandwidth(device === 'cpu' ? threads : 1);
 }
 
 interface MeasureRequest {
