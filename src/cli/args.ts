@@ -5,6 +5,10 @@
 
 import { parseArgs } from 'node:util';
 import { UsageError } from '../errors.ts';
+import { wrap } from '../plan/show.ts';
+
+/** Columns of help. */
+const WIDTH = 100;
 
 interface FlagBase {
   readonly short?: string;
@@ -252,7 +256,10 @@ export function describeFlags(table: FlagTable): string {
       return { left: `${spec.short === undefined ? '    ' : `-${spec.short}, `}--${name}${value}`, about: spec.about };
     });
   const width = Math.max(...lines.map(({ left }) => left.length));
-  return lines.map(({ left, about }) => `  ${left.padEnd(width)}  ${about}`).join('\n');
+  const indent = ' '.repeat(width + 4);
+  return lines
+    .map(({ left, about }) => `  ${left.padEnd(width)}  ${wrap(about, WIDTH - width - 4).join(`\n${indent}`)}`)
+    .join('\n');
 }
 
 /** For commands without arguments besides flags. @throws UsageError `usage` that says which flag was probably left out. */

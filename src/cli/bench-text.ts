@@ -43,7 +43,11 @@ export interface BenchResult {
 
 export function describeBench(name: string, result: BenchResult): string {
   const { model, device, adapter, threads, prefill, decode, profile } = result;
-  const where = adapter === undefined ? showPlural(threads, 'thread') : printable(adapter);
+  // On a GPU alone there is no pool of threads.
+  const where = [
+    ...(adapter === undefined ? [] : [printable(adapter)]),
+    ...(device === 'gpu' ? [] : [showPlural(threads, 'thread')]),
+  ].join(', ');
   const runs = Math.max(prefill?.runs.length ?? 0, decode?.runs.length ?? 0);
   return [
     `${name}: ${model.architecture} on ${device}, ${where}, ${showPlural(runs, 'run')} after a warm-up`,
@@ -75,7 +79,7 @@ function factsOf({ loadMs, bytesPerToken, cacheBytesPerToken, bandwidth, ...resu
     [
       'memory bandwidth',
       bandwidth === undefined
-        ? 'not measured: the GPU has no room left for it'
+        ? `not measured: ${result.device.includes('+') ? 'the model reads the memory of two devices' : 'the GPU has no room left for it'}`
         : `${showRate(bandwidth.bytesPerSecond / 1e9, 'GB')} (${showBytes(bandwidth.bytes)} read by ${readers})`,
     ],
     ...(result.bandwidthShare === undefined

@@ -4,8 +4,10 @@ import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { type Asked, fakeLibrary, world } from '../../test/support/cli-world.ts';
 import type { Profile } from '../engine/types.ts';
+import type { PlannedPart } from '../plan/plan.ts';
 import { series, tokenSource } from './bench.ts';
 import { main } from './commands.ts';
+import type { Library } from './context.ts';
 
 for (const [flags, message] of [
   [['-p', '9007199254740991'], /the prefill test of 9007199254740991 tokens \(-p\) needs a context of/],
@@ -70,6 +72,31 @@ test('decoding after a depth: one session, and prompts that differ in their last
   );
   assert.equal(new Set(tokens.map((each) => each.slice(0, 19).join())).size, 1);
   assert.ok(new Set(tokens.map((each) => each.at(-1))).size > 1);
+});
+
+test('of a model on two devices both are named, and no bandwidth is', async () => {
+  const { library } = fakeLibrary(() => ['x']);
+  const load: Library['load'] = async (source, options) => {
+    const model = await library.load(source, options);
+    const [part] = model.plan.parts as [PlannedPart];
+    const parts: readonly PlannedPart[] = [
+      { ...part, device: 'gpu' },
+      { ...part, device: 'cpu' },
+    ];
+    return { ...model, plan: { ...model.plan, device: 'gpu', adapter: 'a card', threads: 3, parts } };
+  };
+  const bench = async (...flags: readonly string[]) => {
+    const { context, out } = world({ ...library, load });
+    assert.equal(await main(['bench', '-p', '16', '-n', '8', '-r', '1', ...flags], context), 0);
+    return out();
+  };
+  const result = JSON.parse(await bench('--json'));
+  assert.equal(result.device, 'gpu + cpu');
+  assert.ok(!('bandwidth' in result) && !('bandwidthShare' in result));
+  const text = await bench();
+  assert.match(text, / on gpu \+ cpu, a card, 3 threads, 1 run after a warm-up/);
+  assert.match(text, /memory bandwidth +not measured: the model reads the memory of two devices/);
+  assert.doesNotMatch(text, /share of it/);
 });
 
 describe('on a device that tells where its time goes', () => {

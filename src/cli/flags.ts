@@ -2,6 +2,7 @@
 
 import { shapes } from '../synthetic/shapes.ts';
 import type { FlagTable } from './args.ts';
+import { wrap } from './format.ts';
 
 export const flags = {
   model: {
@@ -13,7 +14,7 @@ export const flags = {
   synthetic: {
     kind: 'text',
     value: 'SHAPE',
-    about: `random weights, no file: ${Object.keys(shapes)[0]} …; a wrong name lists all`,
+    about: 'random weights in the shape of a real model, without a file',
   },
   prompt: { short: 'p', kind: 'text', value: 'TEXT', about: 'what to say to the model; without it: a chat' },
   file: { short: 'f', kind: 'text', value: 'FILE', about: 'read the prompt from a file; - is standard input' },
@@ -82,6 +83,7 @@ export const flags = {
     min: 1,
     about: "the GPU's memory that may be used (default: all of it)",
   },
+  'gpu-checks': { kind: 'switch', about: "keep the GPU driver's checks of bounds and commands (slower)" },
   kv: { kind: 'choice', choices: ['f16', 'f32'], about: 'number format of the KV cache (default: see plan)' },
   memory: {
     kind: 'bytes',
@@ -120,6 +122,9 @@ export const flags = {
   help: { short: 'h', kind: 'switch', about: 'print this help' },
 } as const satisfies FlagTable;
 
+/** The shapes of `--synthetic`, for help. */
+export const shapeLines = wrap(`Shapes: ${Object.keys(shapes).join(', ')}.`, 96).join('\n');
+
 const output = ['json', 'verbose', 'help'] as const;
 const placement = [
   'ctx-size',
@@ -128,6 +133,7 @@ const placement = [
   'device',
   'gpu-layers',
   'gpu-memory',
+  'gpu-checks',
   'kv',
   'memory',
   'ignore-key',

@@ -28,6 +28,7 @@ export function planOptions(values: PlanValues): PlanOptions {
     device: values.device as DeviceOption | undefined,
     gpuLayers: layers === undefined || layers === 'auto' ? layers : Number(layers),
     gpuMemoryBytes: values['gpu-memory'],
+    gpuChecks: values['gpu-checks'],
     threads: values.threads,
     context: values['ctx-size'],
     batch: values['batch-size'],

@@ -46,6 +46,7 @@ const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
   gpuLayers: (value) =>
     value === 'auto' ? undefined : wholeFrom(-1)(value) && "a whole number from 0 on, -1 or 'auto'",
   gpuMemoryBytes: wholeFrom(1),
+  gpuChecks: flag,
   threads: wholeFrom(1, 1024),
   context: wholeFrom(1),
   batch: wholeFrom(1, MAX_BATCH),

@@ -51,7 +51,8 @@ function devices(plan: Plan): Row[] {
       `${end - first === 1 ? 'layer' : 'layers'} ${showRanges(Array.from({ length: end - first }, (_, at) => first + at))}`,
       ...(index === parts.length - 1 ? ['head'] : []),
     ];
-    const said = [name, ...own].join(', ');
+    const checks = device === 'gpu' && plan.unchecked === false ? ['with its own checks'] : [];
+    const said = [name, ...checks, ...own].join(', ');
     return [index === 0 ? 'device' : '', parts.length === 1 ? said : `${layers.join(', ')}: ${said}`];
   });
   return deviceReason === undefined ? rows : [...rows, ['', `auto was asked for, but ${deviceReason}`]];

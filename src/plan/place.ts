@@ -99,6 +99,7 @@ export function planParts(request: PlanRequest, cuts: readonly Cut[], reason?: s
     features: [...main.features].sort(),
     adapter: main.device === 'gpu' ? platform.adapter?.name : undefined,
     adapterNumber: main.device === 'gpu' ? adapterNumber(options) : undefined,
+    unchecked: main.device === 'gpu' ? options.gpuChecks !== true && runsUnchecked(chosen) : undefined,
     context,
     contextReason,
     maxRows: { prompt: promptRows, step: MAX_STEP_ROWS, wanted: MAX_STEP_ROWS },
@@ -225,6 +226,13 @@ function layersThatFit(request: PlanRequest): number {
 interface Chosen {
   readonly operations: readonly PlannedOperation[];
   readonly rows: Readonly<Record<Mode, readonly KernelRow[]>>;
+}
+
+/** Whether every kernel of the GPU stays within its bounds by itself. */
+function runsUnchecked(chosen: readonly Chosen[]): boolean {
+  return chosen
+    .flatMap(({ rows }) => [...rows.prompt, ...rows.step])
+    .every(({ device, unchecked }) => device !== 'gpu' || unchecked === true);
 }
 
 function placePart({ placer, request }: Part, shared: Shared, { rows }: Chosen, context: number): Placed {

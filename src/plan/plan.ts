@@ -23,11 +23,13 @@ export interface PlanOptions {
   readonly gpuLayers?: number | 'auto';
   /** Bytes of the GPU's memory that may be used; default: what there is, which WebGPU does not tell. */
   readonly gpuMemoryBytes?: number;
+  /** Whether the GPU's driver checks bounds and commands although every kernel was tested without: slower. Default false. */
+  readonly gpuChecks?: boolean;
   /** Worker threads of the CPU pool; default: the cores the platform offers. */
   readonly threads?: number;
   /** Context length in tokens; default: the smallest of the trained length, 8,192 and what fits. */
   readonly context?: number;
-  /** Rows a prompt chunk; default 512. */
+  /** Rows a prompt chunk; default 512, and 2,048 on a GPU with subgroup matrices. */
   readonly batch?: number;
   /** KV cache element type; default f32 on the CPU while that takes at most half of the weights' bytes, else f16. */
   readonly cache?: CacheType;
@@ -103,6 +105,8 @@ export interface Plan {
   readonly adapter?: string;
   /** Its number, where one was asked for; absent: the platform's own choice. */
   readonly adapterNumber?: number;
+  /** Its own checks of bounds and commands are left out, since every kernel passed its tests without them. */
+  readonly unchecked?: boolean;
   /** Tokens. */
   readonly context: number;
   /** Why it is that long, for a person. */

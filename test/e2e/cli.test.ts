@@ -311,7 +311,7 @@ test('plan shows bytes, kernels and context of the bundled model; --json is the 
 });
 
 test('bench prints both speeds and the share of the memory bandwidth', async () => {
-  const { code, out, err } = await conclave(['bench', '-p', '32', '-n', '8', '-r', '2', '--json']);
+  const { code, out, err } = await conclave(['bench', '-p', '32', '-n', '8', '-d', '16', '-r', '2', '--json']);
   assert.equal(code, 0, err);
   const result = JSON.parse(out);
   for (const [name, tokens] of [
@@ -324,5 +324,7 @@ test('bench prints both speeds and the share of the memory bandwidth', async () 
       result[name].min > 0 && result[name].min <= result[name].median && result[name].median <= result[name].max,
     );
   }
+  assert.equal(result.decode.depth, 16);
   assert.ok(result.bandwidthShare > 0 && result.loadMs > 0 && result.bytesPerToken > 1e6);
+  assert.ok(result.cacheBytesPerToken > 0 && result.cacheBytesPerToken < result.bytesPerToken);
 });

@@ -4,12 +4,19 @@
  */
 
 import assert from 'node:assert/strict';
-import { describe, test } from 'node:test';
+import { after, describe, test } from 'node:test';
+import type { Step } from '../../src/backend/backend.ts';
 import { Builder } from '../../src/backend/gpu/builder.ts';
+import { findAdapter } from '../../src/backend/gpu/device.ts';
+import { cutOf } from '../../src/backend/gpu/kernels/attention-cut.ts';
 import { stepDispatches } from '../../src/backend/gpu/kernels/attention-step.ts';
+import { MATRIX_FEATURE } from '../../src/backend/gpu/kernels/matrix.ts';
+import type { GpuRow } from '../../src/backend/gpu/row.ts';
 import { gpuRows } from '../../src/backend/gpu/rows.ts';
-import type { CacheType, KernelRequest } from '../../src/backend/kernel.ts';
+import type { CacheType, KernelRequest, Mode } from '../../src/backend/kernel.ts';
 import type { AttentionOperation, Operation } from '../../src/model/graph.ts';
+import { select } from '../../src/plan/select.ts';
+import { nodePlatform } from '../../src/platform/node.ts';
 import {
   attentionOver,
   checkRuns,
@@ -19,6 +26,7 @@ import {
   inputsOf,
   options,
   otherPages,
+  type Runs,
   roundedToF16,
   run,
   type Shape,
@@ -29,6 +37,10 @@ import {
 import { near, ROWS, sameBits } from '../conformance/support/compare.ts';
 import { requestFor } from '../conformance/support/requests.ts';
 import { onReference, type Tiny, tinyPlan } from '../conformance/support/tiny-graph.ts';
+import type { DeviceOptions } from '../support/device.ts';
+import { emulatedAttention, suitePages } from '../support/emulated-attention.ts';
+import { closeGpuTestDevice } from '../support/gpu.ts';
+import { wgslErrors } from '../support/wgsl.ts';
 import { onGpu } from './on-gpu.ts';
 
 /** Query heads a key head: 1 to 32, in one tile and in several; widths that fill no slice, and the widest. */
@@ -43,14 +55,86 @@ const shapes: readonly Shape[] = [
   { heads: 5, kvHeads: 1, headDim: 256, valueDim: 256 },
 ];
 
-async function checkAttention(shape: Shape, inputs: Inputs, cache: CacheType, tolerance: number): Promise<void> {
+/** What of those widths goes on subgroup matrices. */
+const matrixShapes: readonly Shape[] = [
+  { heads: 1, kvHeads: 1, headDim: 16, valueDim: 16 },
+  { heads: 5, kvHeads: 1, headDim: 80, valueDim: 48 },
+  { heads: 32, kvHeads: 1, headDim: 16, valueDim: 64 },
+  { heads: 16, kvHeads: 2, headDim: 128, valueDim: 128 },
+  { heads: 12, kvHeads: 4, headDim: 64, valueDim: 112 },
+  { heads: 62, kvHeads: 2, headDim: 32, valueDim: 128 },
+];
+
+/** What runs over a graph of one attention by certain rows. */
+interface Served {
+  readonly title: string;
+  readonly cache: CacheType;
+  readonly rows: Readonly<Record<Mode, string>>;
+  readonly shapes: readonly Shape[];
+  over<T>(given: Given, use: (device: Runs) => Promise<T>): Promise<T>;
+}
+
+interface Given {
+  readonly tiny: Tiny;
+  readonly shape: Shape;
+  readonly inputs: Inputs;
+  readonly context?: number;
+}
+
+/** Through a plan, which takes those rows. */
+function planned(cache: CacheType, rows: Served['rows'], shapes: readonly Shape[], more: DeviceOptions = {}): Served {
+  return {
+    title: [...new Set(Object.values(rows))].join(' and '),
+    cache,
+    rows,
+    shapes,
+    over({ tiny, context = 256 }, use) {
+      const all = options(cache, { ...more, context });
+      assert.deepEqual(tinyPlan(tiny, { ...all, device: 'gpu' }).operations.at(-1)?.rows, rows);
+      return onGpu(tiny, all, use);
+    },
+  };
+}
+
+const rowNamed = (name: string) => gpuRows.find((row) => row.name === name) as GpuRow;
+const matrixRows = { prompt: 'attention-prompt-matrix-f16', step: 'attention-step-matrix-f16' };
+
+const facts = await findAdapter(nodePlatform);
+const served: readonly Served[] = [
+  planned('f16', { prompt: 'attention-f16', step: 'attention-f16' }, shapes),
+  // A cache of f16 is read with more text; what both kinds share is tested over all shapes once.
+  planned(
+    'f32',
+    { prompt: 'attention-f32', step: 'attention-f32' },
+    shapes.filter((_, index) => index % 2 === 1),
+  ),
+  // On any device, with each matrix operation written out; heads are as wide as the least workgroup memory allows.
+  {
+    title: 'attention-prompt-matrix-f16 and attention-step-matrix-f16, written out',
+    cache: 'f16',
+    rows: matrixRows,
+    shapes: [
+      { heads: 5, kvHeads: 1, headDim: 32, valueDim: 16 },
+      { heads: 20, kvHeads: 2, headDim: 16, valueDim: 32 },
+    ],
+    async over({ context = 256, ...given }, use) {
+      const rows = { prompt: rowNamed(matrixRows.prompt), step: rowNamed(matrixRows.step) };
+      return use({ run: await emulatedAttention({ ...given, rows, context, pages: suitePages }) });
+    },
+  },
+  ...(facts.features.includes(MATRIX_FEATURE) ? [planned('f16', matrixRows, matrixShapes, { adapter: facts })] : []),
+];
+after(closeGpuTestDevice);
+
+const toleranceOf = ({ rows }: Served) =>
+  Math.max(...Object.values(rows).map((name) => rowNamed(name).tolerance.relativeRms));
+
+async function checkAttention(kernels: Served, shape: Shape, inputs: Inputs, tolerance: number): Promise<void> {
   const tiny = attentionOver(shape, inputs);
-  const expected = await onReference(tiny, options(cache), wholePrompts);
+  const expected = await onReference(tiny, options(kernels.cache), wholePrompts);
   const width = shape.heads * shape.valueDim;
   const what = JSON.stringify(shape);
-  const planned = tinyPlan(tiny, { ...options(cache), device: 'gpu' }).operations.at(-1)?.rows;
-  assert.deepEqual(planned, { prompt: `attention-${cache}`, step: `attention-${cache}` });
-  await onGpu(tiny, options(cache), async (gpu) => {
+  await kernels.over({ tiny, shape, inputs }, async (gpu) => {
     const { prompts, alone } = await checkRuns(gpu, { expected, width, tolerance, what });
     // In other pages, in chunks; the pages still hold what the runs above left there.
     sameBits(await chunkedPrompt(gpu, width), prompts.long, `${what}: chunks, in other pages`);
@@ -61,49 +145,51 @@ async function checkAttention(shape: Shape, inputs: Inputs, cache: CacheType, to
   });
 }
 
-/** Query times 20 and key times 100 where the token is odd, no query where it is even; and the last token's key is lost. */
+/** Query times 20 and key times 100 where the token is odd, no query where it is even; and the last token's key and value are lost. */
 function extremes(shape: Shape, cache: CacheType): Inputs {
   const inputs = inputsOf(shape, 3);
-  const { heads, kvHeads, headDim } = shape;
+  const { heads, kvHeads, headDim, valueDim } = shape;
   const width = heads * headDim;
   const key = inputs.key.map((x) => Math.fround(100 * x));
+  const value = inputs.value.slice();
   // Kept as -∞ it would have scores of -∞, and weigh nothing.
   for (let head = 0; head < kvHeads; head++) {
     key[((ROWS - 1) * kvHeads + head) * headDim] = cache === 'f16' ? -1e6 : Number.NEGATIVE_INFINITY;
+    value[((ROWS - 1) * kvHeads + head) * valueDim] = cache === 'f16' ? 1e6 : Number.POSITIVE_INFINITY;
   }
   const query = inputs.query.map((x, i) => (Math.floor(i / width) % 2 === 1 ? 20 * x : 0));
   query.fill(1, (ROWS - 1) * width);
-  return { query, key, value: inputs.value };
+  return { query, key, value };
 }
 
-for (const row of gpuRows.filter(({ operation }) => operation === 'attention')) {
-  const cache = (['f16', 'f32'] as const).find((type) => row.name === `attention-${type}`) as CacheType;
-  describe(row.name, () => {
-    // A cache of f16 is read with more text; what both kinds share is tested over all shapes once.
-    for (const [index, shape] of shapes.entries()) {
-      if (cache === 'f32' && index % 2 === 0) continue;
+for (const kernels of served) {
+  const { title, cache, rows: names } = kernels;
+  const tolerance = toleranceOf(kernels);
+  describe(title, () => {
+    for (const [index, shape] of kernels.shapes.entries()) {
       const { heads, kvHeads, headDim, valueDim } = shape;
       test(`${heads} heads on ${kvHeads} of ${headDim} and ${valueDim}`, async () => {
-        await checkAttention(shape, inputsOf(shape, index), cache, row.tolerance.relativeRms);
+        await checkAttention(kernels, shape, inputsOf(shape, index), tolerance);
       });
     }
 
-    if (cache === 'f16') {
+    if (names.prompt === 'attention-f16') {
       test('loses nothing but what its cache rounds', async () => {
         const shape = shapes[1] as Shape;
         const inputs = inputsOf(shape, 9);
         const held = { ...inputs, key: roundedToF16(inputs.key), value: roundedToF16(inputs.value) };
-        await checkAttention(shape, held, cache, 2e-6);
+        await checkAttention(kernels, shape, held, 2e-6);
       });
     }
 
     test('scores that overflow an exponential, scores all alike, and keys that are lost', async () => {
-      const shape: Shape = { heads: 2, kvHeads: 1, headDim: 4, valueDim: 4 };
-      const tiny = attentionOver(shape, extremes(shape, cache));
+      const shape: Shape = { heads: 2, kvHeads: 1, headDim: 16, valueDim: 16 };
+      const inputs = extremes(shape, cache);
+      const tiny = attentionOver(shape, inputs);
       const width = shape.heads * shape.valueDim;
       const rows = run('long', 0, ROWS - 1);
       const expected = await onReference(tiny, options(cache), (reference) => reference.run(stepOf('prompt', rows)));
-      await onGpu(tiny, options(cache), async (gpu) => {
+      await kernels.over({ tiny, shape, inputs }, async (gpu) => {
         const prompt = await gpu.run(stepOf('prompt', rows));
         const steps = await gpu.run(stepOf('step', run('long', 135, ROWS - 1)));
         const odd = (values: Float32Array, first: number) =>
@@ -116,7 +202,7 @@ for (const row of gpuRows.filter(({ operation }) => operation === 'attention')) 
         ] as const) {
           const theirs = expected.subarray(first * width);
           near(odd(found, first), odd(theirs, first), 2e-2, `scores in the thousands, ${what}`);
-          near(even(found, first), even(theirs, first), row.tolerance.relativeRms, `scores all alike, ${what}`);
+          near(even(found, first), even(theirs, first), tolerance, `scores all alike, ${what}`);
         }
 
         // Two pages of what no cache holds, but for their first keys: whoever sees it is not finite, whoever comes after never feels it.
@@ -135,67 +221,130 @@ for (const row of gpuRows.filter(({ operation }) => operation === 'attention')) 
         }
       });
     });
-
-    test('takes what its bounds say, and names what it does not take', () => {
-      const ask = (shape: Partial<Shape>, given: Partial<KernelRequest> = {}) => {
-        const whole = { heads: 32, kvHeads: 1, headDim: 256, valueDim: 256, ...shape };
-        const { operations } = attentionOver(whole, { query: none, key: none, value: none }).graph;
-        return row.accepts(requestFor(operations.at(-1) as Operation, { cache, ...given }));
-      };
-      const none = new Float32Array(0);
-      for (const shape of [{}, { headDim: 4 }, { valueDim: 4 }, { heads: 1 }, { heads: 64, kvHeads: 2 }]) {
-        assert.equal(ask(shape), true);
-      }
-      assert.equal(ask({}, { rows: 65535 }), true);
-      for (const [shape, reason] of [
-        [{ headDim: 258 }, /multiples of 4 up to 256, found 258 /],
-        [{ headDim: 260 }, /multiples of 4 up to 256, found 260 /],
-        [{ valueDim: 2 }, /found 256 for keys and 2 /],
-        [{ valueDim: 260 }, /found 256 for keys and 260 /],
-        [{ heads: 33 }, /up to 32 query heads a key head, found 33/],
-        [{ heads: 33, kvHeads: 2 }, /found 33 and 2/],
-      ] as const) {
-        assert.match(String(ask(shape)), reason);
-      }
-      assert.match(String(ask({}, { rows: 65536 })), /up to 65535 rows a run, found 65536/);
-      assert.match(String(ask({}, { cache: cache === 'f16' ? 'f32' : 'f16' })), /keeps a cache of/);
-    });
   });
 }
+
+for (const row of gpuRows.filter(({ operation }) => operation === 'attention')) {
+  const matrix = row.name.includes('matrix');
+  const cache = row.name.endsWith('f16') ? 'f16' : 'f32';
+  const none = new Float32Array(0);
+  test(`${row.name} takes what its bounds say, and names what it does not take`, () => {
+    const widest = matrix ? 128 : 256;
+    const ask = (shape: Partial<Shape>, given: Partial<KernelRequest> = {}) => {
+      const whole = { heads: 32, kvHeads: 1, headDim: widest, valueDim: widest, ...shape };
+      const { operations } = attentionOver(whole, { query: none, key: none, value: none }).graph;
+      const features = new Set(matrix ? [MATRIX_FEATURE] : []);
+      return row.accepts(requestFor(operations.at(-1) as Operation, { cache, features, ...given }));
+    };
+    const least = matrix ? 16 : 4;
+    for (const shape of [{}, { headDim: least }, { valueDim: least }, { heads: 1 }, { heads: 64, kvHeads: 2 }]) {
+      assert.equal(ask(shape), true);
+    }
+    assert.equal(ask({}, { rows: 65535 }), true);
+    for (const [shape, reason] of [
+      [{ headDim: 258 }, /multiples of 4 up to 256, found 258 /],
+      [{ headDim: 260 }, /multiples of 4 up to 256, found 260 /],
+      [{ valueDim: 2 }, /found \d+ for keys and 2 /],
+      [{ valueDim: 260 }, /found \d+ for keys and 260 /],
+      [{ heads: 33 }, /up to 32 query heads a key head, found 33/],
+      [{ heads: 33, kvHeads: 2 }, /found 33 and 2/],
+    ] as const) {
+      assert.match(String(ask(shape)), reason);
+    }
+    assert.match(String(ask({}, { rows: 65536 })), /up to 65535 rows a run, found 65536/);
+    assert.match(String(ask({}, { cache: cache === 'f16' ? 'f32' : 'f16' })), /keeps a cache of/);
+    if (!matrix) return;
+    assert.match(String(ask({}, { features: new Set() })), /needs subgroup-matrix-f16/);
+    for (const shape of [{ headDim: 144 }, { headDim: 120 }, { valueDim: 144 }, { valueDim: 4 }]) {
+      assert.match(String(ask(shape)), /multiples of 16 up to 128, found \d+ for keys and \d+ for values/);
+    }
+  });
+}
+
+test('kernels on subgroup matrices are chosen where the device has them, and are WGSL', async () => {
+  const none = new Float32Array(0);
+  for (const shape of matrixShapes) {
+    const tiny = attentionOver(shape, { query: none, key: none, value: none });
+    const { builder, graph } = builderFor(tiny, 8192);
+    const operation = graph.operations.at(-1) as AttentionOperation;
+    for (const mode of ['prompt', 'step'] as const) {
+      const chosen = (features: readonly string[], cache: CacheType = 'f16') =>
+        select(gpuRows, requestFor(operation, { mode, cache, features: new Set(features) }));
+      assert.equal(chosen([]).name, 'attention-f16');
+      assert.equal(chosen([MATRIX_FEATURE], 'f32').name, 'attention-f32');
+      const row = chosen([MATRIX_FEATURE]);
+      assert.equal(row.name, `attention-${mode}-matrix-f16`);
+      row.emit(operation, builder, mode);
+    }
+    // A run takes one of two ways to its chunks, by the number of its workgroups.
+    const chunks = builder.dispatches.step.filter(({ label }) => label.endsWith('attention chunks'));
+    for (const rows of [1, 2, 7, 64]) {
+      for (const visible of [rows, 512, 2048, 8192]) {
+        const taken = chunks.filter(({ workgroups }) => workgroups({ rows, wanted: 0, visible })[0] > 0);
+        assert.equal(taken.length, 1, `${rows} rows that see ${visible}`);
+      }
+    }
+    const codes = Object.values(builder.dispatches).flatMap((list) => list.map(({ code }) => code));
+    for (const code of codes) assert.deepEqual(await wgslErrors(code), [], `${JSON.stringify(shape)}: ${code}`);
+  }
+});
 
 function builderFor({ spec, graph, weights }: Tiny, context: number): { builder: Builder; graph: Tiny['graph'] } {
   const given = { promptRows: 64, wanted: 64, context, cacheType: 'f16', features: new Set<string>() } as const;
   return { builder: new Builder({ spec, graph, weights, ...given }), graph };
 }
 
-test('chunks of several pages, as long contexts have them', async () => {
-  // 256 pages in at most 128 chunks.
-  const context = 2 * 128 * 64;
-  const shape: Shape = { heads: 3, kvHeads: 1, headDim: 20, valueDim: 12 };
-  const inputs = inputsOf(shape, 7);
-  // Scores that grow with the position: the running maximum moves from page to page.
-  const key = inputs.key.map((x, i) => x * (1 + Math.floor(i / 20 / 50)));
-  const tiny = attentionOver(shape, { ...inputs, key });
-  const expected = await onReference(tiny, options('f32'), wholePrompts);
-  const width = shape.heads * shape.valueDim;
-  await onGpu(tiny, options('f32', { context }), async (gpu) => {
-    const { builder } = builderFor(tiny, context);
-    const [chunks] = stepDispatches(tiny.graph.operations.at(-1) as AttentionOperation, builder);
-    assert.equal(chunks?.workgroups({ rows: 1, wanted: 0, visible: 200 })[0], 2);
-    await gpu.run(stepOf('prompt', run('long', 0, ROWS)));
-    const all = await gpu.run(stepOf('step', run('long', 136, ROWS)));
-    near(all, expected.long.subarray(136 * width), 2e-6, 'steps');
-    for (const position of [136, 191, 192, 199]) {
-      const alone = await gpu.run(stepOf('step', run('long', position, position + 1)));
-      sameBits(alone, all.subarray((position - 136) * width, (position - 135) * width), `step row ${position}`);
-    }
-    for (const position of [0, 63, 64, 127, 128]) {
-      const alone = await gpu.run(stepOf('step', run('long', position, position + 1)));
-      const theirs = expected.long.subarray(position * width, (position + 1) * width);
-      near(alone, theirs, 2e-6, `step row ${position}`);
-    }
+for (const kernels of served) {
+  const { cache, title } = kernels;
+  test(`chunks of several pages, as long contexts have them, by ${title}`, async () => {
+    // At most 128 chunks: from 8,193 positions on they have two pages.
+    const context = 2 * 128 * 64;
+    const shape: Shape = { heads: 3, kvHeads: 1, headDim: 16, valueDim: 16 };
+    const inputs = inputsOf(shape, 7);
+    // Scores that grow with the position: the running maximum moves from page to page.
+    const key = inputs.key.map((x, i) => x * (1 + Math.floor(i / 16 / 50)));
+    const grown = { ...inputs, key };
+    const tiny = attentionOver(shape, grown);
+    const width = shape.heads * shape.valueDim;
+    const cut = cutOf(tiny.graph.operations.at(-1) as AttentionOperation, context);
+    assert.deepEqual([64, 65, 8192, 8193, context].map(cut.chunksOf), [1, 2, 128, 128, 128]);
+    // The same four pages over and over; a step writes what the one before it has written already.
+    const { pages } = sequences.long;
+    const stepAt = (mode: Mode, positions: readonly number[]): Step => ({
+      mode,
+      tokens: Int32Array.from(positions, (position) => position % ROWS),
+      positions: Int32Array.from(positions),
+      sequences: new Int32Array(positions.length),
+      pageTables: [Int32Array.from({ length: context / 64 }, (_, i) => pages[i % pages.length] as number)],
+      wanted: new Int32Array(0),
+    });
+    const numbers = (first: number, end: number) => Array.from({ length: end - first }, (_, i) => first + i);
+    const last = numbers(8190, 8200);
+    const alone = [8191, 8192, 8193, 8199];
+    const runs = async ({ run: runStep }: Runs) => {
+      await runStep(stepAt('prompt', numbers(0, ROWS)));
+      await runStep(stepAt('prompt', numbers(ROWS, 256)));
+      const together = await runStep(stepAt('step', last));
+      const single = new Map<number, Float32Array>();
+      for (const position of [...alone, 63, 64, 127, 128])
+        single.set(position, await runStep(stepAt('step', [position])));
+      return { together, single };
+    };
+    const expected = await onReference(tiny, options(cache, { context }), runs);
+    const tolerance = toleranceOf(kernels);
+    await kernels.over({ tiny, shape, inputs: grown, context }, async (gpu) => {
+      const found = await runs(gpu);
+      near(found.together, expected.together, tolerance, `steps of ${cache}`);
+      for (const [position, values] of found.single) {
+        near(values, expected.single.get(position) as Float32Array, tolerance, `step row ${position}`);
+      }
+      for (const position of alone) {
+        const row = found.together.subarray((position - 8190) * width, (position - 8189) * width);
+        sameBits(found.single.get(position) as Float32Array, row, `step row ${position}`);
+      }
+    });
   });
-});
+}
 
 test('a long context is cut into longer chunks, and its buffers stay bounded', () => {
   for (const context of [64, 4096, 8192, 131072, 2 ** 20]) {

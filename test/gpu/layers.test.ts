@@ -11,7 +11,7 @@ import { gpuBackend } from '../../src/backend/gpu/backend.ts';
 import { findAdapter } from '../../src/backend/gpu/device.ts';
 import { prepareParts } from '../../src/backend/parts.ts';
 import { load as loadModel } from '../../src/engine/load.ts';
-import { Refusal } from '../../src/errors.ts';
+import { DeviceLostError, Refusal } from '../../src/errors.ts';
 import { openModelFile } from '../../src/format/open.ts';
 import type { ByteSource } from '../../src/format/source.ts';
 import { buildGraph } from '../../src/model/decoder.ts';
@@ -44,10 +44,12 @@ const base: DeviceOptions = { context: 64, batch: 32, cache: 'f32', threads: 1 }
 /** The first of a model stays until the end: kernels live as long as somebody uses them. */
 const kept: Executable[] = [];
 
-after(async () => {
-  for (const executable of kept) await executable.dispose();
+after(closeAll);
+
+async function closeAll(): Promise<void> {
+  for (const executable of kept.splice(0)) await executable.dispose();
   await closeGpuTestDevice();
-});
+}
 
 /** Loads a family with its GPU part on the device of all tests. */
 async function load(
@@ -172,6 +174,21 @@ test('what is not finite names its layer, on whichever device it is', async () =
       }
     });
   }
+});
+
+test('a GPU that is lost between two runs is told by name, and the model loads again on another', async () => {
+  const model = await load('qwen3', { device: 'gpu', gpuLayers: 1 });
+  await runTokens(model, [1, 2, 3], 0, 'prompt');
+  const { device } = await gpuTestDevice();
+  device.destroy();
+  await device.lost;
+  await assert.rejects(
+    runTokens(model, [4], 3, 'step'),
+    (error) => error instanceof DeviceLostError && /load the model again, or use --device cpu$/.test(error.message),
+  );
+  await model.executable.dispose();
+  await closeAll();
+  await using(await load('qwen3', { device: 'gpu', gpuLayers: 1 }), (again) => checkModel(again, 'qwen3'));
 });
 
 test('the library runs a cut model in its engine, whose head is tied to an embedding on the other device', async () => {

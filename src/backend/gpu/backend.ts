@@ -29,7 +29,7 @@ export function gpuBackend(options: { readonly gpu?: Gpu } = {}): Backend {
 }
 
 async function prepare(request: PrepareRequest, place: Platform, lent: Gpu | undefined): Promise<Executable> {
-  const gpu = lent ?? (await Gpu.open(place, { number: request.plan.adapterNumber }));
+  const gpu = lent ?? (await openFor(request, place));
   let buffers: DeviceBuffers | undefined;
   const release = () => {
     buffers?.destroy();
@@ -49,6 +49,10 @@ async function prepare(request: PrepareRequest, place: Platform, lent: Gpu | und
     if (!(error instanceof RangeError)) throw error;
     throw new OutOfMemoryError(`memory for loading onto the GPU cannot be had: ${error.message}`, { cause: error });
   }
+}
+
+function openFor({ plan }: PrepareRequest, place: Platform): Promise<Gpu> {
+  return Gpu.open(place, { number: plan.adapterNumber, unchecked: plan.unchecked });
 }
 
 /** The program that the plan was made from. */

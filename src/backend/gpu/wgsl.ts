@@ -25,6 +25,7 @@ fn bitsOf(word: u32) -> vec4u { return (vec4u(word) >> vec4u(0u, 1u, 2u, 3u)) & 
 fn bitPairsOf(word: u32) -> vec4u { return (vec4u(word) >> vec4u(0u, 2u, 4u, 6u)) & vec4u(0x03030303u); }
 /** What 32 columns are made of: code (a signed byte) · scale − minimum; a scale and a minimum for 16 columns. */
 struct Codes { lo: vec4u, hi: vec4u, scale: vec2f, minimum: vec2f }
+struct CodesPair { first: Codes, second: Codes }
 /** scale · (code − offset): for scales so wide that scale · code is not exact. */
 fn scaled32(c: Codes, offset: f32) -> array<vec4f, 8> {
   let o = vec4f(offset);

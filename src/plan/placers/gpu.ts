@@ -1,6 +1,7 @@
 /** The GPU: each weight in a buffer of its own, activations in buffers that share memory. */
 
 import { fuse } from '../../backend/gpu/fuse.ts';
+import { MATRIX_FEATURE } from '../../backend/gpu/kernels/matrix.ts';
 import { layOutGpu } from '../../backend/gpu/layout.ts';
 import type { GpuRow } from '../../backend/gpu/row.ts';
 import { gpuRows } from '../../backend/gpu/rows.ts';
@@ -11,6 +12,9 @@ import { DEFAULT_BATCH, type Placed, type PlaceRequest, type Placer, type PlanRe
 import type { PlannedBuffer, PlannedWeight } from '../plan.ts';
 import { showBytes } from '../show.ts';
 
+/** Rows of a prompt in one run, by default, where products run on subgroup matrices. */
+const MATRIX_BATCH = 2048;
+
 export const gpuPlacer: Placer = {
   rows: gpuRows,
   rewrite: fuse,
@@ -18,7 +22,9 @@ export const gpuPlacer: Placer = {
   // The engine's own thread; there is no pool.
   threads: () => 1,
   defaultCache: () => 'f16',
-  promptRows: ({ options }) => options.batch ?? DEFAULT_BATCH,
+  // Experts see enough rows of a long run to fill the tiles of subgroup matrices.
+  promptRows: (request) =>
+    request.options.batch ?? (features(request).has(MATRIX_FEATURE) ? MATRIX_BATCH : DEFAULT_BATCH),
   // WebGPU does not tell how much memory a device has.
   memoryBytes: ({ options }) => options.gpuMemoryBytes,
   place,

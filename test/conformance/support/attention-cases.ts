@@ -117,10 +117,13 @@ export function stepOf(
 
 export const options = (cache: CacheType, more: DeviceOptions = {}): DeviceOptions => ({ cache, sessions: 3, ...more });
 
+/** What runs steps and gives the value under test. */
+export type Runs = Pick<Running, 'run'>;
+
 export type Prompts = Readonly<Record<SequenceName, Float32Array>>;
 
 /** Every row of every sequence, each sequence as one prompt. */
-export async function wholePrompts({ run: runStep }: Running): Promise<Prompts> {
+export async function wholePrompts({ run: runStep }: Runs): Promise<Prompts> {
   const values: Partial<Record<SequenceName, Float32Array>> = {};
   for (const name of sequenceNames) values[name] = await runStep(stepOf('prompt', run(name, 0, lengths[name])));
   return values as Prompts;
@@ -133,7 +136,7 @@ export const edges = [0, 1, 2, 3, 62, 63, 64, 65, 127, 128, 129, 130, 191, 192, 
 export const otherPages = () => [11, 10, 6, 4];
 
 /** The long sequence as prompts of several sizes, in {@link otherPages}. */
-export async function chunkedPrompt(device: Running, width: number): Promise<Float32Array> {
+export async function chunkedPrompt(device: Runs, width: number): Promise<Float32Array> {
   const values = new Float32Array(ROWS * width);
   let at = 0;
   for (const size of [1, 2, 60, 1, 1, 64, 65, 6]) {
@@ -149,7 +152,7 @@ export async function chunkedPrompt(device: Running, width: number): Promise<Flo
  * @returns the prompts' rows, and the rows of the long sequence at {@link edges} as steps of one
  */
 export async function checkRuns(
-  device: Running,
+  device: Runs,
   given: {
     readonly expected: Prompts;
     /** Values a row. */

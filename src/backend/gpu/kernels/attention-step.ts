@@ -6,15 +6,10 @@
 
 import type { AttentionOperation } from '../../../model/graph.ts';
 import { PAGE_ROWS } from '../../backend.ts';
-import { MAX_STEP_ROWS } from '../../kernel.ts';
 import type { Builder, Dispatch } from '../builder.ts';
 import { cacheBindings, cacheReaders } from './attention-cache.ts';
-import { blockMax, blockSum, declare, f32Literal, LEAST, readValue, STEP, writeValue } from './snippets.ts';
-
-/** Weighted values of every chunk, [MAX_STEP_ROWS][chunks][heads][valueDim], not yet divided by their sum. */
-const PARTS = 'attention parts';
-/** Largest score and sum of weights of every chunk, [MAX_STEP_ROWS][heads][chunks][2]. */
-const SUMS = 'attention sums';
+import { type Cut, combineDispatch, cutOf, declareParts, PARTS, SUMS } from './attention-cut.ts';
+import { declare, f32Literal, LEAST, readValue, STEP } from './snippets.ts';
 
 const THREADS = 256;
 /** Threads that share a key: each takes every fourth four of its elements. */
@@ -22,45 +17,23 @@ const LANES = 4;
 /** Query heads and elements of queries that a workgroup holds: they bound its registers and its shared memory. */
 const TILE_HEADS = 8;
 const TILE_ELEMENTS = 1024;
-/** Chunks of a context at the most, and bytes that they may take before they get longer. */
-const MOST_CHUNKS = 128;
-const PART_BYTES = 2 ** 27;
-const COMBINE_THREADS = 128;
-
-/** Positions of a chunk: whole pages, one unless a context has very many. */
-function chunkPositions({ heads, valueDim }: AttentionOperation, context: number): number {
-  const each = MAX_STEP_ROWS * heads * valueDim * 4;
-  const most = Math.min(MOST_CHUNKS, Math.max(8, Math.floor(PART_BYTES / each)));
-  return PAGE_ROWS * Math.ceil(Math.ceil(context / PAGE_ROWS) / most);
-}
 
 const range = (count: number) => Array.from({ length: count }, (_, i) => i);
 const powerOfTwoUpTo = (x: number) => 2 ** Math.floor(Math.log2(x));
 
 /** Both dispatches of a step's attention, after its keys and values are stored. */
 export function stepDispatches(operation: AttentionOperation, builder: Builder): readonly Dispatch[] {
-  const { heads, valueDim } = operation;
-  const positions = chunkPositions(operation, builder.context);
-  const chunks = Math.ceil(builder.context / positions);
-  builder.declareBuffer(PARTS, MAX_STEP_ROWS * chunks * heads * valueDim * 4);
-  builder.declareBuffer(SUMS, MAX_STEP_ROWS * chunks * heads * 8);
-  return [
-    chunkDispatch(operation, builder, { positions, chunks }),
-    combineDispatch(operation, builder, { positions, chunks }),
-  ];
-}
-
-interface Cut {
-  /** Of a chunk. */
-  readonly positions: number;
-  readonly chunks: number;
+  const cut = cutOf(operation, builder.context);
+  declareParts(operation, builder, cut);
+  return [chunkDispatch(operation, builder, cut), combineDispatch(operation, builder, { cut })];
 }
 
 /**
  * A workgroup takes one chunk of a row's context, one key head, and up to `TILE_HEADS` of its query heads. Scores: four
  * threads a position. Weighted values: a thread has four elements of a value at every so many positions.
  */
-function chunkDispatch(operation: AttentionOperation, builder: Builder, { positions, chunks }: Cut): Dispatch {
+function chunkDispatch(operation: AttentionOperation, builder: Builder, cut: Cut): Dispatch {
+  const { chunks } = cut;
   const { layer, query, heads, kvHeads, headDim, valueDim, scale } = operation;
   const group = heads / kvHeads;
   const keyFours = headDim / 4;
@@ -133,6 +106,7 @@ ${stores}
     bindings,
     code: `${text}
 ${cacheReaders(builder.cacheType)}
+${cut.code}
 // Fours beyond the head's width are zero.
 var<workgroup> queries: array<vec4f, ${tile * queryFours}>;
 var<workgroup> scratch: array<f32, ${scratch}>;
@@ -146,10 +120,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
   let row = workgroup.z;
   if (row >= step[${at.rows}]) { return; }
   let chunk = workgroup.x;
-  let first = chunk * ${positions}u;
   let visible = step[${at.positions}u + row] + 1u;
+  let length = chunkLength(visible);
+  let first = chunk * length;
   if (first >= visible) { return; }
-  let end = min(visible, first + ${positions}u);
+  let end = min(visible, first + length);
   let kvHead = workgroup.y / ${tiles}u;
   let firstHead = (workgroup.y % ${tiles}u) * ${tile}u;
   let table = ${at.pages}u + step[${at.pageStarts}u + row];
@@ -197,7 +172,7 @@ ${products}
     workgroupBarrier();
     for (var i = thread; i < ${tile * PAGE_ROWS}u; i += ${THREADS}u) {
       let origin = i * ${LANES}u;
-      let score = ((scratch[origin] + scratch[origin + 1u]) + (scratch[origin + 2u] + scratch[origin + 3u])) * ${f32Literal(scale)};
+      let score = ((scratch[origin] + scratch[origin + 1u]) + (scratch[origin + 2u] + scratch[origin + 3u])) * ${f32Literal(scale * Math.LOG2E)};
       scores[i] = select(${LEAST}, score, i % ${PAGE_ROWS}u < filled);
     }
     workgroupBarrier();
@@ -212,11 +187,11 @@ ${products}
       var top = before;
       for (var i = 0u; i < 8u; i++) { top = max(top, eighths[thread * 8u + i]); }
       tops[thread] = top;
-      decays[thread] = select(exp(before - top), 1f, before == top);
+      decays[thread] = select(exp2(before - top), 1f, before == top);
     }
     workgroupBarrier();
     for (var i = thread; i < ${tile * PAGE_ROWS}u; i += ${THREADS}u) {
-      scores[i] = select(0f, exp(scores[i] - tops[i / ${PAGE_ROWS}u]), i % ${PAGE_ROWS}u < filled);
+      scores[i] = select(0f, exp2(scores[i] - tops[i / ${PAGE_ROWS}u]), i % ${PAGE_ROWS}u < filled);
     }
     workgroupBarrier();
     if (thread < ${tile * 8}u) {
@@ -239,73 +214,6 @@ ${rounds}
   }
 }
 `,
-    workgroups: ({ rows, visible }) => [Math.ceil(visible / positions), kvHeads * tiles, rows],
-  };
-}
-
-/** A workgroup takes one query head of a row: it weighs the row's chunks by their largest scores and adds them up. */
-function combineDispatch(operation: AttentionOperation, builder: Builder, { positions, chunks }: Cut): Dispatch {
-  const { layer, output, heads, valueDim } = operation;
-  const valueFours = valueDim / 4;
-  const slices = powerOfTwoUpTo(Math.min(8, COMBINE_THREADS / valueFours));
-  const { text, bindings } = declare([
-    [{ kind: 'buffer', name: PARTS, access: 'read' }, 'parts', 'vec4f'],
-    [{ kind: 'buffer', name: SUMS, access: 'read' }, 'sums', 'vec2f'],
-    [writeValue(output), 'output', 'vec4f'],
-    STEP,
-  ]);
-  const at = builder.step;
-  return {
-    label: `layers.${layer}.attention combine`,
-    bindings,
-    code: `${text}
-${blockMax(COMBINE_THREADS, LEAST)}
-${blockSum(COMBINE_THREADS)}
-var<workgroup> weights: array<f32, ${MOST_CHUNKS}>;
-var<workgroup> mixed: array<vec4f, ${COMBINE_THREADS}>;
-
-@compute @workgroup_size(${COMBINE_THREADS})
-fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) thread: u32) {
-  let row = workgroup.y;
-  let head = workgroup.x;
-  if (row >= step[${at.rows}]) { return; }
-  let count = step[${at.positions}u + row] / ${positions}u + 1u;
-  // A thread a chunk: there are never more.
-  var own = vec2f(${LEAST}, 0f);
-  if (thread < count) { own = sums[(row * ${heads}u + head) * ${chunks}u + thread]; }
-  let top = blockMax(thread, own.x);
-  let weight = select(0f, exp(own.x - top), thread < count);
-  weights[thread] = weight;
-  let all = blockSum(thread, weight * own.y);
-
-  let slice = thread / ${valueFours}u;
-  let four = thread % ${valueFours}u;
-  var sum = vec4f();
-  if (slice < ${slices}u) {
-    // Four loads at a time; what lies beyond the last chunk has the weight 0 and is read again from the last.
-    for (var chunk = slice; chunk < count; chunk += ${4 * slices}u) {
-${range(4)
-  .map(
-    (i) => `      let chunk${i} = min(chunk + ${i * slices}u, count - 1u);
-      let part${i} = parts[((row * ${chunks}u + chunk${i}) * ${heads}u + head) * ${valueFours}u + four];`,
-  )
-  .join('\n')}
-${range(4)
-  .map(
-    (i) =>
-      `      sum = fma(vec4f(${i === 0 ? 'weights[chunk]' : `select(0f, weights[chunk${i}], chunk + ${i * slices}u < count)`}), part${i}, sum);`,
-  )
-  .join('\n')}
-    }
-  }
-  mixed[thread] = sum;
-  workgroupBarrier();
-  if (thread < ${valueFours}u) {
-    for (var s = 1u; s < ${slices}u; s++) { sum += mixed[thread + s * ${valueFours}u]; }
-    output[(row * ${heads}u + head) * ${valueFours}u + thread] = sum / all;
-  }
-}
-`,
-    workgroups: ({ rows }) => [heads, rows, 1],
+    workgroups: ({ rows, visible }) => [cut.chunksOf(visible), kvHeads * tiles, rows],
   };
 }

@@ -1,11 +1,15 @@
 /** Attention on the GPU: keys and values into the layer's pages, then each row's queries against what it sees. */
 
 import type { AttentionOperation } from '../../../model/graph.ts';
-import type { CacheType, Tolerance } from '../../kernel.ts';
+import type { CacheType, KernelRequest, Mode, Tolerance } from '../../kernel.ts';
+import type { Builder, Dispatch } from '../builder.ts';
 import type { GpuRow } from '../row.ts';
 import { storeDispatch } from './attention-cache.ts';
 import { promptDispatch } from './attention-prompt.ts';
+import { promptMatrixDispatch } from './attention-prompt-matrix.ts';
 import { stepDispatches } from './attention-step.ts';
+import { matrixStepDispatches } from './attention-step-matrix.ts';
+import { MATRIX_FEATURE } from './matrix.ts';
 import { MAX_WORKGROUPS } from './snippets.ts';
 
 export const attentionTolerances: Readonly<Record<CacheType, Tolerance>> = {
@@ -26,13 +30,34 @@ export function headsAccepted({ headDim, valueDim }: Pick<AttentionOperation, 'h
   return `needs heads in multiples of 4 up to ${MOST_WIDTH}, found ${headDim} for keys and ${valueDim} for values`;
 }
 
-export const attentionRows: readonly GpuRow[] = (['f16', 'f32'] as const).map(
-  (cache): GpuRow => ({
-    name: `attention-${cache}`,
+/** Widest head of the rows on subgroup matrices: a page and what stands beside it fill workgroup memory. */
+const MOST_MATRIX_WIDTH = 128;
+
+/** true, or why an operation does not fit the kernels on subgroup matrices. */
+function matrixAccepted({ operation, features }: KernelRequest): true | string {
+  if (!features.has(MATRIX_FEATURE)) return `needs ${MATRIX_FEATURE}, which this device does not offer`;
+  const { headDim, valueDim } = operation as AttentionOperation;
+  if ([headDim, valueDim].every((width) => width % 16 === 0 && width <= MOST_MATRIX_WIDTH)) return true;
+  return `needs heads in multiples of 16 up to ${MOST_MATRIX_WIDTH}, found ${headDim} for keys and ${valueDim} for values`;
+}
+
+interface Kernel {
+  readonly name: string;
+  readonly cache: CacheType;
+  readonly modes: readonly Mode[];
+  readonly tolerance: Tolerance;
+  /** What it asks beyond what all do. */
+  accepts?(request: KernelRequest): true | string;
+  attend(operation: AttentionOperation, builder: Builder, mode: Mode): readonly Dispatch[];
+}
+
+function rowOf({ name, cache, modes, tolerance, accepts, attend }: Kernel): GpuRow {
+  return {
+    name,
     device: 'gpu',
     operation: 'attention',
-    modes: ['prompt', 'step'],
-    tolerance: attentionTolerances[cache],
+    modes,
+    tolerance,
     accepts(request) {
       const operation = request.operation as AttentionOperation;
       const { heads, kvHeads } = operation;
@@ -43,14 +68,45 @@ export const attentionRows: readonly GpuRow[] = (['f16', 'f32'] as const).map(
       if (heads / kvHeads > MOST_GROUP)
         return `takes up to ${MOST_GROUP} query heads a key head, found ${heads / kvHeads}`;
       if (request.rows > MAX_WORKGROUPS) return `takes up to ${MAX_WORKGROUPS} rows a run, found ${request.rows}`;
-      return true;
+      return accepts?.(request) ?? true;
     },
     emit(made, builder, mode) {
       const operation = made as AttentionOperation;
       builder.declareValue(operation.output, builder.width(operation.output));
       if (operation.stored !== true) builder.dispatch(mode, storeDispatch(operation, builder));
-      const attend = mode === 'step' ? stepDispatches(operation, builder) : [promptDispatch(operation, builder)];
-      for (const dispatch of attend) builder.dispatch(mode, dispatch);
+      for (const dispatch of attend(operation, builder, mode)) builder.dispatch(mode, dispatch);
     },
+  };
+}
+
+const matrixRows: readonly Kernel[] = [
+  {
+    name: 'attention-prompt-matrix-f16',
+    cache: 'f16',
+    modes: ['prompt'],
+    tolerance: { relativeRms: 2e-3, reason: 'queries, keys, values and weights are f16; scores and sums are f32' },
+    accepts: matrixAccepted,
+    attend: (operation, builder) => [promptMatrixDispatch(operation, builder)],
+  },
+  {
+    name: 'attention-step-matrix-f16',
+    cache: 'f16',
+    modes: ['step'],
+    tolerance: attentionTolerances.f16,
+    accepts: matrixAccepted,
+    attend: matrixStepDispatches,
+  },
+];
+
+const plainRows = (['f16', 'f32'] as const).map(
+  (cache): Kernel => ({
+    name: `attention-${cache}`,
+    cache,
+    modes: ['prompt', 'step'],
+    tolerance: attentionTolerances[cache],
+    attend: (operation, builder, mode) =>
+      mode === 'step' ? stepDispatches(operation, builder) : [promptDispatch(operation, builder)],
   }),
 );
+
+export const attentionRows: readonly GpuRow[] = [...matrixRows, ...plainRows].map(rowOf);

@@ -9,7 +9,8 @@ import type { Weight } from '../../../model/weights.ts';
 import type { Binding, Builder } from '../builder.ts';
 import { columnsOf, KernelText, type MatrixText, rowReader, rowsOf, unrolled } from './kernel-text.ts';
 import { bindNorm, blocksOf, type Encoding, laneSums, lanesOf, scratchCode, staging, turnsOf } from './lane-product.ts';
-import { sigmoidCode } from './moe-layer.ts';
+import { type MoeLayer, sigmoidCode } from './moe-layer.ts';
+import { choosesAlong, routeCode } from './moe-route.ts';
 
 /** A pair of matrices, or a stack of pairs of which a row's route picks. */
 export interface GatedUnit {
@@ -29,13 +30,8 @@ export interface Gated {
   readonly output: Exclude<Binding, { kind: 'weight' }>;
   /** f32 of an output row. */
   readonly outputWidth: number;
-  /** Experts, with `used` of them a row as `route` says: expert ids from word `row * routeWidth` on. */
-  readonly routed?: GatedUnit & {
-    readonly used: number;
-    readonly experts: number;
-    readonly route: Exclude<Binding, { kind: 'weight' }>;
-    readonly routeWidth: number;
-  };
+  /** Experts, of which each row takes its own; the layer's `route` is written by the way. */
+  readonly routed?: GatedUnit & { readonly layer: MoeLayer };
   /** What every row goes through. */
   readonly always?: GatedUnit;
 }
@@ -46,11 +42,13 @@ export function emitGated(builder: Builder, gated: Gated): void {
   const some = (routed ?? always) as GatedUnit;
   const columns = columnsOf(some.gate);
   const widest = Math.max(routed?.wide ?? 0, always?.wide ?? 0);
-  const outputs = (routed?.used ?? 0) * (routed?.wide ?? 0) + (always?.wide ?? 0);
+  const used = routed?.layer.operation.moe.used ?? 0;
+  const outputs = used * (routed?.wide ?? 0) + (always?.wide ?? 0);
   const lanes = lanesOf(blocksOf(some.gate), outputs, encoding);
-  const { blocks, threads, rounds, teams } = lanes;
+  const { blocks, span, threads, rounds, teams } = lanes;
+  const firstBlock = span === 1 ? 'lane' : '2u * lane';
   // Of each inner value a team has two weight rows.
-  const { rows: own, turns } = turnsOf(outputs, lanes, Math.max(1, encoding.mostRows / 2));
+  const { rows: own, turns } = turnsOf(outputs, lanes, encoding.mostRows);
   const turnValues = teams * own;
   const groupValues = turns * turnValues;
   const reader = rowReader(columns);
@@ -58,20 +56,31 @@ export function emitGated(builder: Builder, gated: Gated): void {
     .bind({ kind: 'value', name: input, access: 'read' }, 'x', reader.type)
     .bind(output, 'inner', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
-  if (routed !== undefined) text.bind(routed.route, 'route', 'u32');
+  const choice = routed && choosesAlong(routed.layer) ? routeCode(routed.layer, threads) : undefined;
+  if (routed !== undefined) {
+    const access = choice === undefined ? 'read' : 'write';
+    text.bind({ kind: 'buffer', name: routed.layer.route, access }, 'route', 'u32');
+  }
+  choice?.bind(text);
   bindNorm(text, norm, columns);
   const pair = (unit: GatedUnit) => [text.matrix(unit.gate), text.matrix(unit.up)] as const;
   const routedPair = routed && pair(routed);
   const alwaysPair = always && pair(always);
-  const used = routed?.used ?? 0;
 
   const staged = staging({ encoding, lanes, columns, tile: 1, row: () => 't', norm });
   const sums = laneSums(2 * turnValues, lanes);
+  // All workgroups choose, one of them writes it down.
+  const ownRank = always === undefined ? 'rank' : `min(rank, ${used - 1}u)`;
   const expertCode =
     routed === undefined
       ? ''
-      : `  var expert = 0u;
-  if (rank < ${used}u) { expert = min(route[t * ${routed.routeWidth}u + rank], ${routed.experts - 1}u); }`;
+      : choice === undefined
+        ? `  let expert = min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u);`
+        : `${choice.pick}
+  if (wg.x == 0u && rank == 0u) {
+${choice.write}
+  }
+  let expert = pickedExpert(${ownRank});`;
   const loads = (
     [gate, up]: readonly [MatrixText, MatrixText],
     unit: GatedUnit,
@@ -86,8 +95,8 @@ export function emitGated(builder: Builder, gated: Gated): void {
       own,
       (r) => `    {
       let at = ${base}min(first + ${turn}${r}u, ${rowsOf(unit.gate) - 1}u);
-      ${name}Gate${r} = ${encoding.load(gate, `at * ${gate.rowWords}u`, b)};
-      ${name}Up${r} = ${encoding.load(up, `at * ${up.rowWords}u`, b)};
+      ${name}Gate${r} = ${encoding.load(gate, { row: `at * ${gate.rowWords}u`, b, span })};
+      ${name}Up${r} = ${encoding.load(up, { row: `at * ${up.rowWords}u`, b, span })};
     }`,
     );
   /** Loads of a turn's weights, of the block `b`. */
@@ -99,10 +108,7 @@ export function emitGated(builder: Builder, gated: Gated): void {
     return `  if (rank < ${used}u) {\n${ofRouted}\n  } else {\n${ofAlways}\n  }`;
   };
   const declare = (name: string) =>
-    unrolled(
-      own,
-      (r) => `  var ${name}Gate${r}: ${encoding.weightType};\n  var ${name}Up${r}: ${encoding.weightType};`,
-    );
+    unrolled(own, (r) => `  var ${name}Gate${r}: Loaded;\n  var ${name}Up${r}: Loaded;`);
   const put = (gateOf: (r: number) => string, upOf: (r: number) => string) => `  if (team < ${teams}u) {
 ${unrolled(
   own,
@@ -130,25 +136,34 @@ ${unrolled(
       inner[t * ${outputWidth}u + ${offset} + own] = select(0.0, silu(g) * u, own < ${ofUnit(({ gate }) => rowsOf(gate))});
     }
   }`;
-  const dotGate = (r: number) => `dotBlock(wGate${r}, x0)`;
-  const dotUp = (r: number) => `dotBlock(wUp${r}, x0)`;
+  /** The product of a loaded row; where the formats of the experts and of the shared one differ they are told apart. */
+  const dot = (loaded: string, part: 0 | 1, b: string) => {
+    const of = (pair: readonly [MatrixText, MatrixText]) =>
+      `dotLane(${encoding.decode(pair[part], { loaded, b, span })}, x0)`;
+    if (routedPair === undefined || alwaysPair === undefined || routedPair[part].format === alwaysPair[part].format) {
+      return of((routedPair ?? alwaysPair) as readonly [MatrixText, MatrixText]);
+    }
+    return `select(${of(alwaysPair)}, ${of(routedPair)}, rank < ${used}u)`;
+  };
+  const dotGate = (b: string) => (r: number) => dot(`wGate${r}`, 0, b);
+  const dotUp = (b: string) => (r: number) => dot(`wUp${r}`, 1, b);
   /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
   const taken = () => `${staged.fetch('0u')}
 ${expertCode}
 ${declare('w')}
-${load('w', 'lane', '')}
+${load('w', firstBlock, '')}
 ${staged.stage}
 ${staged.end}
 ${
   turns === 1
-    ? `${put(dotGate, dotUp)}
+    ? `${put(dotGate(firstBlock), dotUp(firstBlock))}
 ${write('')}`
     : `  for (var turn = 0u; turn < ${turns}u; turn++) {
 ${declare('next')}
     if (turn + 1u < ${turns}u) {
-${load('next', 'lane', `(turn + 1u) * ${turnValues}u + `)}
+${load('next', firstBlock, `(turn + 1u) * ${turnValues}u + `)}
     }
-${put(dotGate, dotUp)}
+${put(dotGate(firstBlock), dotUp(firstBlock))}
 ${write(`turn * ${turnValues}u + `)}
 ${sums.again}
 ${unrolled(own, (r) => `    wGate${r} = nextGate${r};\n    wUp${r} = nextUp${r};`)}
@@ -158,12 +173,12 @@ ${unrolled(own, (r) => `    wGate${r} = nextGate${r};\n    wUp${r} = nextUp${r};
   const rounded = () => `${expertCode}
 ${unrolled(own, (r) => `  var gate${r} = 0.0;\n  var up${r} = 0.0;`)}
   for (var round = 0u; round < ${rounds}u; round++) {
-    let b = min(round * ${lanes.lanes}u + lane, ${blocks - 1}u);
+    let b = min((round * ${lanes.lanes}u + lane) * ${span}u, ${blocks - span}u);
 ${staged.fetch('round')}
 ${declare('w')}
 ${load('w', 'b', '')}
 ${staged.stage}
-${unrolled(own, (r) => `    gate${r} += ${dotGate(r)};\n    up${r} += ${dotUp(r)};`)}
+${unrolled(own, (r) => `    gate${r} += ${dotGate('b')(r)};\n    up${r} += ${dotUp('b')(r)};`)}
   }
 ${staged.end}
 ${put(
@@ -174,7 +189,8 @@ ${write('')}`;
   const code = text.code(/* wgsl */ `
 ${reader.code}
 ${sigmoidCode}
-${encoding.helpers}
+${choice?.functions ?? ''}
+${encoding.helpers(span, [...(routedPair ?? []), ...(alwaysPair ?? [])])}
 ${scratchCode(staged, sums)}
 ${staged.functions}
 ${sums.code}

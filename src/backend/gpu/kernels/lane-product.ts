@@ -16,50 +16,77 @@ import { f32Literal } from './snippets.ts';
 export interface Encoding {
   readonly id: 'f32' | 'int8';
   readonly tolerance: Tolerance;
-  /** WGSL types of 32 columns of the input, and of a weight's. */
-  readonly inputType: string;
-  readonly weightType: string;
+  /** Blocks that a lane owns side by side, at the most; what two of them share is decoded once. */
+  readonly span: 1 | 2;
   /** Blocks that are in work at once, at the most: what is staged of them shares the 16 KiB that every device has. */
-  readonly mostLanes: number;
+  readonly mostBlocks: number;
   /** Weight rows that a lane multiplies at once, at the most; as many more are on their way meanwhile. */
   readonly mostRows: number;
   /** Run rows that share a workgroup's weights. */
   readonly tiles: readonly number[];
-  /** WGSL, once a module, after `weightHelpers`; declares `dotBlock(weight, input) -> f32`. */
-  readonly helpers: string;
-  /** WGSL of the 32 columns of block `b` of the row that begins at word `row`. */
-  load(matrix: MatrixText, row: string, b: string): string;
+  /**
+   * WGSL, once a module, after `weightHelpers`; declares the types `Loaded`, `Weights` and `Input`, of as many blocks as `span`
+   * says, and `dotLane(weights: Weights, input: Input) -> f32`.
+   * @param matrices that the module has, which all load as much
+   */
+  helpers(span: 1 | 2, matrices: readonly MatrixText[]): string;
+  /** WGSL of `Loaded` from block `b` on of the row that begins at word `row`. */
+  load(matrix: MatrixText, lane: { readonly row: string; readonly b: string; readonly span: 1 | 2 }): string;
+  /** WGSL of the `Weights` that were loaded, which reads nothing. */
+  decode(matrix: MatrixText, lane: { readonly loaded: string; readonly b: string; readonly span: 1 | 2 }): string;
 }
 
 export const f32Encoding: Encoding = {
   id: 'f32',
   tolerance: { relativeRms: 1e-6, reason: 'f32 sums in several lanes where the reference has f64 sums' },
-  inputType: 'array<vec4f, 8>',
-  weightType: 'array<vec4f, 8>',
-  mostLanes: 64,
+  span: 1,
+  mostBlocks: 64,
   mostRows: 1,
   tiles: [1, 4],
-  helpers: /* wgsl */ `
-fn dotBlock(w: array<vec4f, 8>, x: array<vec4f, 8>) -> f32 {
+  helpers: () => /* wgsl */ `
+alias Loaded = array<vec4f, 8>;
+alias Weights = array<vec4f, 8>;
+alias Input = array<vec4f, 8>;
+fn dotLane(w: Weights, x: Input) -> f32 {
   let low = fma(w[3], x[3], fma(w[2], x[2], fma(w[1], x[1], w[0] * x[0])));
   let high = fma(w[7], x[7], fma(w[6], x[6], fma(w[5], x[5], w[4] * x[4])));
   let sum = low + high;
   return (sum.x + sum.y) + (sum.z + sum.w);
 }`,
-  load: ({ decode }, row, b) => `${decode}(${row}, ${b})`,
+  load: ({ decode }, { row, b }) => `${decode}(${row}, ${b})`,
+  decode: (_, { loaded }) => loaded,
 };
 
 export const int8Encoding: Encoding = {
   id: 'int8',
   tolerance: { relativeRms: 1e-2, reason: 'activations are int8 with one scale for 32 values' },
-  inputType: 'Encoded',
-  weightType: 'Codes',
-  mostLanes: 128,
+  span: 2,
+  mostBlocks: 128,
   mostRows: 4,
   tiles: [1, 2, 4],
-  helpers: /* wgsl */ `${int8Helpers}
-fn dotBlock(w: Codes, x: Encoded) -> f32 { return dotCodes(w, x); }`,
-  load: ({ codes }, row, b) => `${codes}(${row}, ${b})`,
+  helpers: (span, matrices) => {
+    const types =
+      span === 1
+        ? `alias Weights = Codes;
+alias Input = Encoded;
+fn dotLane(w: Weights, x: Input) -> f32 { return dotCodes(w, x); }`
+        : `alias Weights = CodesPair;
+struct Input { first: Encoded, second: Encoded }
+fn dotLane(w: Weights, x: Input) -> f32 { return dotCodes(w.first, x.first) + dotCodes(w.second, x.second); }`;
+    const loadsOf = ({ loads, pairLoads }: MatrixText) => (span === 1 ? loads : pairLoads);
+    const most = Math.max(...matrices.map(loadsOf));
+    // Matrices of several formats share variables, so each load is as long as the longest.
+    const lanes = matrices.map((matrix) => {
+      const [load, codes] = span === 1 ? [matrix.load, matrix.codesOf] : [matrix.loadPair, matrix.codesPair];
+      const own = Array.from({ length: loadsOf(matrix) }, (_, i) => `l[${i}]`);
+      const padded = [...own, ...Array.from({ length: most - own.length }, () => 'vec4u()')];
+      return `fn ${load}Lane(row: u32, b: u32) -> Loaded { let l = ${load}(row, b); return Loaded(${padded.join(', ')}); }
+fn ${codes}Lane(l: Loaded, b: u32) -> Weights { return ${codes}(array<vec4u, ${own.length}>(${own.join(', ')}), b); }`;
+    });
+    return /* wgsl */ `${int8Helpers}\n${types}\nalias Loaded = array<vec4u, ${most}>;\n${lanes.join('\n')}`;
+  },
+  load: ({ load, loadPair }, { row, b, span }) => `${span === 1 ? load : loadPair}Lane(${row}, ${b})`,
+  decode: ({ codesOf, codesPair }, { loaded, b, span }) => `${span === 1 ? codesOf : codesPair}Lane(${loaded}, ${b})`,
 };
 
 /**
@@ -85,13 +112,15 @@ export function acceptsEncoding(
 export interface Lanes {
   /** Blocks of a row. */
   readonly blocks: number;
-  /** Threads that share a weight row, a block each. */
+  /** Threads that share a weight row. */
   readonly lanes: number;
-  /** How often all lanes take their next block. */
+  /** Blocks of each, side by side. */
+  readonly span: 1 | 2;
+  /** How often all lanes take their next blocks. */
   readonly rounds: number;
   /** Groups of lanes, each with weight rows of its own. */
   readonly teams: number;
-  /** A power of two; those beyond the teams only help to stage. */
+  /** Those beyond the teams only help to stage. A power of two where a norm is made. */
   readonly threads: number;
 }
 
@@ -99,12 +128,18 @@ export interface Lanes {
 const threadsFor = (outputs: number) => (outputs >= 1024 ? 256 : 64);
 
 /** @param outputs weight rows of all workgroups */
-export function lanesOf(blocks: number, outputs: number, { mostLanes }: Encoding): Lanes {
-  const rounds = Math.ceil(blocks / mostLanes);
-  const lanes = Math.ceil(blocks / rounds);
+export function lanesOf(blocks: number, outputs: number, encoding: Encoding): Lanes {
+  const { rounds, lanes, span } = roundsOf(blocks, encoding.mostBlocks, encoding);
   let threads = threadsFor(outputs);
   while (threads < lanes) threads *= 2;
-  return { blocks, lanes, rounds, teams: Math.floor(threads / lanes), threads };
+  return { blocks, lanes, span, rounds, teams: Math.floor(threads / lanes), threads };
+}
+
+/** Blocks in rounds of at most `most`, the last of which may be beyond the row. */
+export function roundsOf(blocks: number, most: number, encoding: Encoding): Pick<Lanes, 'rounds' | 'lanes' | 'span'> {
+  const rounds = Math.ceil(blocks / most);
+  const span = encoding.span === 2 && blocks % (2 * rounds) === 0 ? 2 : 1;
+  return { rounds, lanes: Math.ceil(blocks / rounds / span), span };
 }
 
 /** Workgroups that keep a large device busy; with many more the last ones wait for others to end. */
@@ -124,8 +159,8 @@ export interface Turns {
  * @param outputs weight rows of all workgroups
  * @param mostRows of a team in a turn
  */
-export function turnsOf(outputs: number, { teams, rounds }: Lanes, mostRows: number): Turns {
-  let rows = mostRows;
+export function turnsOf(outputs: number, { teams, rounds, span }: Lanes, mostRows: number): Turns {
+  let rows = Math.max(1, mostRows / span);
   while (rows > 1 && outputs / (teams * rows) < ENOUGH_GROUPS) rows /= 2;
   const turns = Math.floor(outputs / (teams * rows * ENOUGH_GROUPS));
   return { rows, turns: rounds > 1 ? 1 : Math.max(1, Math.min(MOST_TURNS, turns)) };
@@ -231,7 +266,7 @@ export function staging(given: {
   const { encoding, lanes, columns, tile, row, norm } = given;
   const { threads, rounds } = lanes;
   /** Fours of a round, and of each thread. */
-  const fours = 8 * lanes.lanes;
+  const fours = 8 * lanes.lanes * lanes.span;
   const each = Math.ceil(fours / threads);
   const whole = fours % threads === 0;
   const share: Share = {
@@ -297,8 +332,8 @@ fn normWeightAt(v: u32) -> vec4f { return ${normWeightAt(columns, lanes)}; }`;
   };
 }
 
-function normWeightAt(columns: number, { lanes, rounds }: Lanes): string {
-  if (columns === 32 * lanes * rounds) return 'normWeight[v]';
+function normWeightAt(columns: number, { lanes, span, rounds }: Lanes): string {
+  if (columns === 32 * lanes * span * rounds) return 'normWeight[v]';
   if (columns % 4 === 0) return `normWeight[min(v, ${columns / 4 - 1}u)]`;
   const one = (c: number) => `normWeight[min(4u * v + ${c}u, ${columns - 1}u)]`;
   return `vec4f(${[0, 1, 2, 3].map(one).join(', ')})`;
@@ -335,14 +370,17 @@ function plainForm({ lanes: { lanes }, all }: Share): Form {
 }
 
 /** The largest of each block is found in `scratch`, then everyone rounds its own to bytes. */
-function int8Form({ lanes: { lanes }, tile, all }: Share): Form {
-  const stride = lanes + 4;
+function int8Form({ lanes: { lanes, span }, tile, all }: Share): Form {
+  const blocks = lanes * span;
+  const stride = blocks + 4;
+  // A lane's second block lies as far on as there are lanes, so that lanes read neighbours.
+  const place = span === 1 ? 'b' : `(b >> 1u) + (b & 1u) * ${lanes}u`;
   return {
-    words: 8 * lanes,
+    words: 8 * blocks,
     functions: /* wgsl */ `
-// [tile][8 words of four columns][lanes], and a scale for each lane.
+// [tile][8 words of four columns][blocks], and a scale for each block.
 var<workgroup> words: array<u32, ${tile * 8 * stride}>;
-var<workgroup> scales: array<f32, ${tile * lanes}>;
+var<workgroup> scales: array<f32, ${tile * blocks}>;
 fn sizeOfFour(x: vec4f) -> u32 {
   let size = sizeOf(x);
   return max(max(size.x, size.y), max(size.z, size.w));
@@ -351,18 +389,23 @@ fn stageBytes(t: u32, v: u32, x: vec4f) {
   let first = v & ~7u;
   var most = scratch[first];
   for (var k = 1u; k < 8u; k++) { most = max(most, scratch[first + k]); }
-  words[(t * 8u + v % 8u) * ${stride}u + v / 8u] = bytesFor(x, inverseFor(most));
-  if (v % 8u == 0u) { scales[t * ${lanes}u + v / 8u] = scaleFor(most); }
+  let b = v / 8u;
+  let place = ${place};
+  words[(t * 8u + v % 8u) * ${stride}u + place] = bytesFor(x, inverseFor(most));
+  if (v % 8u == 0u) { scales[t * ${blocks}u + place] = scaleFor(most); }
 }
-fn stagedBlock(t: u32, lane: u32) -> Encoded {
-  let at = t * ${8 * stride}u + lane;
+fn stagedBlock(t: u32, place: u32) -> Encoded {
+  let at = t * ${8 * stride}u + place;
   let lo = vec4u(words[at], words[at + ${stride}u], words[at + ${2 * stride}u], words[at + ${3 * stride}u]);
   let hi = vec4u(words[at + ${4 * stride}u], words[at + ${5 * stride}u], words[at + ${6 * stride}u], words[at + ${7 * stride}u]);
-  return encodedOf(lo, hi, scales[t * ${lanes}u + lane]);
+  return encodedOf(lo, hi, scales[t * ${blocks}u + place]);
 }`,
     put: (t) => all((i, v) => `scratch[${v}] = sizeOfFour(v${t}_${i});`),
     take: (t) => all((i, v) => `stageBytes(${t}u, ${v}, v${t}_${i});`),
-    last: `  workgroupBarrier();\n${unrolled(tile, (t) => `  let x${t} = stagedBlock(${t}u, lane);`)}`,
+    last: `  workgroupBarrier();\n${unrolled(tile, (t) => {
+      const block = (k: number) => `stagedBlock(${t}u, lane${k === 0 ? '' : ` + ${lanes}u`})`;
+      return `  let x${t} = ${span === 1 ? block(0) : `Input(${block(0)}, ${block(1)})`};`;
+    })}`,
   };
 }
 

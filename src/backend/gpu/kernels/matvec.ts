@@ -77,19 +77,18 @@ interface Shape {
 function shapeOf({ weights, encoding, norm }: MatVec, tile: number): Shape {
   const total = weights.reduce((sum, { weight }) => sum + rowsOf(weight), 0);
   const lanes = lanesOf(blocksOf((weights[0] as { weight: Weight }).weight), total, encoding);
+  const inWork = lanes.lanes * lanes.span;
   const wordsOf = (rows: number) => {
     const sums = lanes.teams * rows * tile * (lanes.lanes + 1);
     const segments = lanes.teams * rows * tile * 8;
     return (
       segments +
-      (encoding.id === 'f32'
-        ? 32 * (lanes.lanes + 1) + sums
-        : tile * (9 * lanes.lanes + 32) + Math.max(8 * lanes.lanes, sums)) +
+      (encoding.id === 'f32' ? 32 * (inWork + 1) + sums : tile * (9 * inWork + 32) + Math.max(8 * inWork, sums)) +
       (norm === undefined ? 0 : tile * (lanes.threads + 16))
     );
   };
   let { mostRows } = encoding;
-  while (mostRows > 1 && wordsOf(mostRows) > MEMORY_WORDS) mostRows /= 2;
+  while (mostRows > lanes.span && wordsOf(mostRows / lanes.span) > MEMORY_WORDS) mostRows /= 2;
   const turns = turnsOf(total, lanes, mostRows);
   return { lanes, turns, words: wordsOf(turns.rows) };
 }
@@ -110,7 +109,7 @@ function matVecKernel(
     lanes,
     turns: { rows: own, turns },
   } = shapeOf(product, tile);
-  const { blocks, threads, rounds, teams } = lanes;
+  const { blocks, span, threads, rounds, teams } = lanes;
   const turnRows = teams * own;
   const groupRows = turns * turnRows;
 
@@ -152,19 +151,36 @@ function matVecKernel(
   };
   const staged = staging({ encoding, lanes, columns, tile, row: (t) => `row${t}`, norm });
   const sums = laneSums(turnRows * tile, lanes);
-  /** Loads of a turn's weights, of the block `b`, into `name`0 …. */
-  const load = (name: string, b: string, turn: string) =>
+  /** Loads of a turn's weights, of the block `b`, into `name`0 …; `now` makes Weights of them at once. */
+  const load = (name: string, b: string, turn: string, now = false) =>
     choose(({ matrix, rows, firstGroup: start }) =>
       unrolled(own, (r) => {
         const row = `(group - ${start}u) * ${groupRows}u + ${turn}team * ${own}u + ${r}u`;
-        return `  ${name}${r} = ${encoding.load(matrix, `min(${row}, ${rows - 1}u) * ${matrix.rowWords}u`, b)};`;
+        const loaded = encoding.load(matrix, { row: `min(${row}, ${rows - 1}u) * ${matrix.rowWords}u`, b, span });
+        return `  ${name}${r} = ${now ? encoding.decode(matrix, { loaded, b, span }) : loaded};`;
       }),
     );
-  const declare = (name: string) => unrolled(own, (r) => `  var ${name}${r}: ${encoding.weightType};`);
-  const put = (value: (r: number, t: number) => string) =>
-    `  if (team < ${teams}u) {
-${unrolled(own, (r) => unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}u) * ${tile}u + ${t}u, lane, ${value(r, t)});`))}
-  }`;
+  const declare = (name: string) => unrolled(own, (r) => `  var ${name}${r}: Loaded;`);
+  /** Statements that use `weights`, a team's row `r` once it is decoded; formats of several matrices are told apart. */
+  const decoded = (r: number, b: string, use: string) => {
+    const formats = [...new Set(segments.map(({ matrix }) => matrix.format))];
+    const of = (format: string) => segments.find(({ matrix }) => matrix.format === format) as Segment;
+    const decode = (format: string) => encoding.decode(of(format).matrix, { loaded: `w${r}`, b, span });
+    if (formats.length === 1) return `  {\n    let weights = ${decode(formats[0] as string)};\n${use}\n  }`;
+    const inFormat = (format: string) =>
+      segments
+        .map(({ matrix, firstGroup: start }, i) => {
+          if (matrix.format !== format) return undefined;
+          const end = segments[i + 1]?.firstGroup ?? firstGroup;
+          return `(group >= ${start}u && group < ${end}u)`;
+        })
+        .filter((test) => test !== undefined)
+        .join(' || ');
+    const choices = formats.map((format) => `    if (${inFormat(format)}) { weights = ${decode(format)}; }`).join('\n');
+    return `  {\n    var weights: Weights;\n${choices}\n${use}\n  }`;
+  };
+  const putRow = (r: number, value: (t: number) => string) =>
+    unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}u) * ${tile}u + ${t}u, lane, ${value(t)});`);
   const write = (turn: string) => `  gather(tid);
   for (var i = tid; i < ${turnRows * tile}u; i += ${threads}u) {
     let t = first + i % ${tile}u;
@@ -179,45 +195,63 @@ ${unrolled(own, (r) => unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}
       }`,
     )}
   }`;
-  const dot = (r: number, t: number) => `dotBlock(w${r}, x${t})`;
-  const turn = turns === 1 ? '' : `turn * ${turnRows}u + `;
-  /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
+  const firstBlock = span === 1 ? 'lane' : '2u * lane';
+  const dot = (t: number) => `dotLane(weights, x${t})`;
+  /** One turn: its weights are decoded while the input is staged. */
   const taken = () => `${staged.fetch('0u')}
-${declare('w')}
-${load('w', 'lane', '')}
+${unrolled(own, (r) => `  var weights${r}: Weights;`)}
+${load('weights', firstBlock, '', true)}
 ${staged.stage}
 ${staged.end}
-${
-  turns === 1
-    ? `${put(dot)}
-${write('')}`
-    : `  for (var turn = 0u; turn < ${turns}u; turn++) {
+  if (team < ${teams}u) {
+${unrolled(own, (r) => putRow(r, (t) => `dotLane(weights${r}, x${t})`))}
+  }
+${write('')}`;
+  /** Several: the bits of each turn's weights are on their way while those before are multiplied. */
+  const takenInTurns = () => `${staged.fetch('0u')}
+${declare('w')}
+${load('w', firstBlock, '')}
+${staged.stage}
+${staged.end}
+  for (var turn = 0u; turn < ${turns}u; turn++) {
 ${declare('next')}
     if (turn + 1u < ${turns}u) {
-${load('next', 'lane', `(turn + 1u) * ${turnRows}u + `)}
+${load('next', firstBlock, `(turn + 1u) * ${turnRows}u + `)}
     }
-${put(dot)}
-${write(turn)}
+  if (team < ${teams}u) {
+${unrolled(own, (r) => decoded(r, firstBlock, putRow(r, dot)))}
+  }
+${write(`turn * ${turnRows}u + `)}
 ${sums.again}
 ${unrolled(own, (r) => `    w${r} = next${r};`)}
-  }`
-}`;
+  }`;
   /** Longer rows: sums grow over the rounds. */
   const rounded = () => `${unrolled(own, (r) => unrolled(tile, (t) => `  var a${r}_${t} = 0.0;`))}
   for (var round = 0u; round < ${rounds}u; round++) {
-    let b = min(round * ${lanes.lanes}u + lane, ${blocks - 1}u);
+    let b = min((round * ${lanes.lanes}u + lane) * ${span}u, ${blocks - span}u);
 ${staged.fetch('round')}
 ${declare('w')}
 ${load('w', 'b', '')}
 ${staged.stage}
-${unrolled(own, (r) => unrolled(tile, (t) => `    a${r}_${t} += ${dot(r, t)};`))}
+${unrolled(own, (r) =>
+  decoded(
+    r,
+    'b',
+    unrolled(tile, (t) => `    a${r}_${t} += ${dot(t)};`),
+  ),
+)}
   }
 ${staged.end}
-${put((r, t) => `a${r}_${t}`)}
+  if (team < ${teams}u) {
+${unrolled(own, (r) => putRow(r, (t) => `a${r}_${t}`))}
+  }
 ${write('')}`;
   const body = /* wgsl */ `
 ${reader.code}
-${encoding.helpers}
+${encoding.helpers(
+  span,
+  segments.map(({ matrix }) => matrix),
+)}
 ${scratchCode(staged, sums)}
 ${staged.functions}
 ${sums.code}
@@ -232,7 +266,7 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   let team = tid / ${lanes.lanes}u;
 ${unrolled(tile, (t) => `  let row${t} = ${inputRow(t)};`)}
 ${staged.start}
-${rounds === 1 ? taken() : rounded()}
+${rounds > 1 ? rounded() : turns > 1 ? takenInTurns() : taken()}
 }`;
   return { code: text.code(body), bindings: text.bindings, groups: firstGroup };
 }

@@ -6,7 +6,7 @@
 
 import { emitGated } from './gated.ts';
 import { KernelText, type MatrixText, unrolled } from './kernel-text.ts';
-import { type Encoding, type Lanes, scratchCode, staging, turnsOf } from './lane-product.ts';
+import { type Encoding, type Lanes, roundsOf, scratchCode, staging, turnsOf } from './lane-product.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 
 /** Blocks of 32 inner values whose partial sums fit into workgroup memory beside what is staged. */
@@ -16,7 +16,7 @@ const ALL_ITEMS = 192;
 const SOME_ITEMS = 96;
 
 export function emitStepExperts(layer: MoeLayer, encoding: Encoding): void {
-  const { operation, builder, route, routeWidth, inner, innerWidth, slot, sharedSlot } = layer;
+  const { operation, builder, inner, innerWidth, slot, sharedSlot } = layer;
   const { moe, prefix, input, norm } = operation;
   const pair = (part: string) => ({
     gate: builder.weight(`${prefix}.${part}gate`),
@@ -33,10 +33,7 @@ export function emitStepExperts(layer: MoeLayer, encoding: Encoding): void {
       ...pair(''),
       wide: slot,
       offset: 0,
-      used: moe.used,
-      experts: moe.experts,
-      route: buffer(route, 'read'),
-      routeWidth,
+      layer,
     },
     always: moe.shared && { ...pair('shared.'), wide: sharedSlot, offset: moe.used * slot },
   });
@@ -61,14 +58,15 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
   /** Blocks of a row's inner values: each expert's, then the shared one's. */
   const items = used * blocks + sharedBlocks;
   const units = used + (shared === undefined ? 0 : 1);
-  const atOnce = encoding.id === 'f32' ? encoding.mostLanes : items <= ALL_ITEMS ? items : SOME_ITEMS;
-  const rounds = Math.ceil(items / atOnce);
-  const inWork = Math.ceil(items / rounds);
-  const lanes: Lanes = { blocks: items, lanes: inWork, rounds, teams: 1, threads: Math.ceil(inWork / 32) * 32 };
-  const { threads } = lanes;
+  const atOnce = encoding.id === 'f32' ? encoding.mostBlocks : items <= ALL_ITEMS ? items : SOME_ITEMS;
+  // A block each: the threads are many already.
+  const { rounds, lanes: inWork, span } = roundsOf(items, atOnce, { ...encoding, span: 1 });
+  const threads = Math.ceil(inWork / 32) * 32;
+  const lanes: Lanes = { blocks: items, lanes: inWork, span, rounds, teams: 1, threads };
   /** An odd distance, so that threads that add up different rows read different banks. */
   const stride = items | 1;
-  let { mostRows } = encoding;
+  // Its turns are short, so one with many rows is better than several.
+  let mostRows = 2 * encoding.mostRows;
   while (mostRows > 1 && mostRows * stride > MAX_INNER_BLOCKS) mostRows /= 2;
   const { rows, turns } = turnsOf(hidden, lanes, mostRows);
   const groupRows = turns * rows;
@@ -77,7 +75,7 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
     unrolled(
       rows,
       (r) =>
-        `      ${name}${r} = ${encoding.load(matrix, `(${base}min(first + ${turn}${r}u, ${hidden - 1}u)) * ${matrix.rowWords}u`, b)};`,
+        `      ${name}${r} = ${encoding.load(matrix, { row: `(${base}min(first + ${turn}${r}u, ${hidden - 1}u)) * ${matrix.rowWords}u`, b, span })};`,
     );
   /** Loads of a turn's weights: of the thread's item, the block of one expert's row. */
   const load = (name: string, turn: string) => {
@@ -86,14 +84,19 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
     const ofShared = loads(sharedDown, { name, base: '', b: `(item - ${used * blocks}u)`, turn });
     return `    if (item < ${used * blocks}u) {\n${ofRouted}\n    } else {\n${ofShared}\n    }`;
   };
-  const declare = (name: string) => unrolled(rows, (r) => `    var ${name}${r}: ${encoding.weightType};`);
+  const declare = (name: string) => unrolled(rows, (r) => `    var ${name}${r}: Loaded;`);
   // Partial sums stay while later blocks are staged; only where there are none may both lie in the same memory.
   const partials = { words: rows * stride };
   const apart = rounds > 1;
   const partial = (i: string) => (apart ? `partial[${i}]` : `bitcast<f32>(scratch[${i}])`);
   const put = unrolled(rows, (r) => {
     const place = `${r * stride}u + item`;
-    const sum = `dotBlock(w${r}, x0)`;
+    const of = (matrix: MatrixText, b: string) =>
+      `dotLane(${encoding.decode(matrix, { loaded: `w${r}`, b, span })}, x0)`;
+    const sum =
+      sharedDown === undefined
+        ? of(down, 'block')
+        : `select(${of(sharedDown, `(item - ${used * blocks}u)`)}, ${of(down, 'block')}, item < ${used * blocks}u)`;
     return apart ? `      partial[${place}] = ${sum};` : `      scratch[${place}] = bitcast<u32>(${sum});`;
   });
   /** Sums of a turn: of each expert's blocks, then of the experts. */
@@ -148,7 +151,7 @@ ${put}
   }
 ${write('')}`;
   const code = text.code(/* wgsl */ `
-${encoding.helpers}
+${encoding.helpers(span, sharedDown === undefined ? [down] : [down, sharedDown])}
 ${apart ? scratchCode(staged) : scratchCode(staged, partials)}
 ${apart ? `var<workgroup> partial: array<f32, ${partials.words}>;` : ''}
 var<workgroup> made: array<f32, ${units * rows}>;

@@ -1,5 +1,5 @@
 /**
- * The MoE layer. Step rows take four dispatches: the router's logits with the shared expert's own gate · the choice · gate and
+ * The MoE layer. Step rows take three dispatches: the router's logits with the shared expert's own gate · the choice, gate and
  * up with their product, of all chosen experts and the shared one · down with the weighted sum. Prompt rows sort their
  * (row, rank) pairs by expert and multiply the rows of an expert together.
  */
@@ -11,13 +11,13 @@ import type { Builder } from '../builder.ts';
 import { acceptsWeight } from '../formats/index.ts';
 import type { GpuRow } from '../row.ts';
 import { acceptsEncoding, type Encoding, f32Encoding, int8Encoding } from './lane-product.ts';
-import { emitTiled } from './linear.ts';
 import { emitMatVec } from './matvec.ts';
-import { buffer, type MoeLayer, value } from './moe-layer.ts';
+import { buffer, type MoeLayer } from './moe-layer.ts';
 import { emitPromptExperts } from './moe-prompt.ts';
-import { emitRoute } from './moe-route.ts';
+import { choosesAlong, emitRoute } from './moe-route.ts';
 import { emitStepExperts, MAX_INNER_BLOCKS } from './moe-step.ts';
 import { emitRowNorm } from './rowwise.ts';
+import { emitTiledSplit } from './tiled-split.ts';
 
 /** What the choice keeps in workgroup memory is two f32 an expert and two words a group, of the 16 KiB that every device has. */
 const MAX_EXPERTS = 1024;
@@ -125,7 +125,7 @@ export function emitMoe(
   builder.declareBuffer(layer.route, builder.rows * layer.routeWidth * 4);
   builder.declareBuffer(layer.inner, builder.rows * layer.innerWidth * 4);
   emitLogits(layer, mode);
-  emitRoute(layer, mode);
+  if (mode === 'prompt' || !choosesAlong(layer)) emitRoute(layer, mode);
   experts(layer);
 }
 
@@ -151,7 +151,7 @@ function emitLogits(layer: MoeLayer, mode: Mode): void {
     emitMatVec(builder, mode, { ...common, input, weights, wanted: false });
     return;
   }
-  emitTiled(builder, { ...common, input: value(input, 'read'), weight: router });
+  emitTiledSplit(builder, { ...common, input, weight: router });
   for (const weight of shared) {
     const label = `${prefix}.shared.router`;
     emitMatVec(builder, mode, {

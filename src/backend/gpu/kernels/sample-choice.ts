@@ -9,6 +9,8 @@ import { mode, NO_TOKEN, type SamplingLayout, SETTINGS_WORDS, status } from '../
 import { unrolled } from './kernel-text.ts';
 import { searchText } from './sample-search.ts';
 import {
+  CANDIDATES,
+  CANDIDATES_EACH,
   float,
   GROUPS,
   keyText,
@@ -25,8 +27,7 @@ import {
 } from './sample-text.ts';
 import { declare } from './snippets.ts';
 
-/** Candidates that are sorted at the most, and groups that they come from. */
-const CANDIDATES = 1024;
+/** Groups that candidates come from at the most. */
 const MOST_GROUPS = 512;
 /** Without top-k: groups whose best logits are among the candidates, which are about as many. */
 const NUCLEUS = 256;
@@ -34,8 +35,9 @@ const NUCLEUS = 256;
 const BINS = 512;
 const BINS_OF_1 = 16;
 
-const CANDIDATES_EACH = CANDIDATES / SAMPLE_THREADS;
 const IDS_EACH = PART / SAMPLE_THREADS;
+/** Logits that a thread loads before it looks at any. */
+const LOADS = 4;
 
 export function choiceDispatch(buffers: SampleBuffers, layout: SamplingLayout): Dispatch {
   const { vocabulary, context, slotWords, places } = layout;
@@ -70,9 +72,16 @@ var<private> best: vec2u;
 var<private> top: f32;
 var<private> random: f32;
 
-fn bitsOf(id: u32) -> u32 {
-  if (adjusts) { return adjusted[rowStart + id]; }
-  return logits[rowStart + id];
+/** The key of a logit; 0 beyond the vocabulary. Without branches, so that many loads travel together. */
+fn keyAt(id: u32) -> u32 {
+  let place = rowStart + min(id, ${vocabulary - 1}u);
+  let bits = select(logits[place], adjusted[select(0u, place, adjusts)], adjusts);
+  return select(keyOf(bits), 0u, id >= ${vocabulary}u);
+}
+/** The best key of a group; 0 beyond the last. */
+fn groupKey(g: u32) -> u32 {
+  let own = min(g, ${parts * GROUPS - 1}u);
+  return select(partWord(own / ${GROUPS}u, own % ${GROUPS}u), 0u, g != own);
 }
 fn partWord(p: u32, word: u32) -> u32 { return parts[partStart + p * ${PART_WORDS}u + word]; }
 /** A part's share of the row's mass. */
@@ -81,8 +90,8 @@ fn partMass(p: u32, word: u32, inverse: f32) -> f32 {
   return bitcast<f32>(partWord(p, word)) * weightOf(partWord(p, ${part.bestKey}u), top, inverse);
 }
 ${searchText(layout)}
-${fromAllText(vocabulary, parts)}
-${fromBestText(vocabulary, parts)}
+${fromAllText(parts)}
+${fromBestText(parts)}
 
 @compute @workgroup_size(${SAMPLE_THREADS})
 fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) thread: u32) {
@@ -142,7 +151,7 @@ fn better(a: vec4u, b: vec4u) -> vec4u {
 }
 
 /** In the order of ids: first the part that the number falls into, then the id within it. */
-const fromAllText = (vocabulary: number, parts: number) => /* wgsl */ `
+const fromAllText = (parts: number) => /* wgsl */ `
 fn drawFromAll(thread: u32, at: u32) -> u32 {
   let inverse = ${float('inverseTemperature')};
   let mass = partMass(thread, ${part.temperedMass}u, inverse);
@@ -151,11 +160,7 @@ fn drawFromAll(thread: u32, at: u32) -> u32 {
   let owner = leastOf(thread, select(NEVER, thread, mass > 0f && before.x + mass > goal));
   let left = goal - toldBy(thread == min(owner, ${parts - 1}u), before.x);
   let first = min(owner, ${parts - 1}u) * ${PART}u + thread * ${IDS_EACH}u;
-${unrolled(
-  IDS_EACH,
-  (i) => `  var weight${i} = 0f;
-  if (first + ${i}u < ${vocabulary}u) { weight${i} = weightOf(keyOf(bitsOf(first + ${i}u)), top, inverse); }`,
-)}
+${unrolled(IDS_EACH, (i) => `  let weight${i} = weightOf(keyAt(first + ${i}u), top, inverse);`)}
   var sum = scan(thread, ${unrolled(IDS_EACH, (i) => `weight${i}`).replaceAll('\n', ' + ')}).x;
   var id = NEVER;
   var last = NEVER;
@@ -174,7 +179,9 @@ ${unrolled(
   return min(id, last);
 }`;
 
-const fromBestText = (vocabulary: number, parts: number) => /* wgsl */ `
+const fromBestText = (parts: number) => {
+  const groupsEach = Math.ceil((parts * GROUPS) / SAMPLE_THREADS);
+  return /* wgsl */ `
 fn binOf(logit: f32) -> u32 { return u32(min((top - logit) * ${BINS_OF_1}f, ${BINS - 1}f)); }
 fn goesBefore(a: vec2u, b: vec2u) -> bool { return a.x > b.x || (a.x == b.x && a.y < b.y); }
 
@@ -182,6 +189,13 @@ fn goesBefore(a: vec2u, b: vec2u) -> bool { return a.x > b.x || (a.x == b.x && a
 fn leastOfRow(at: u32) -> f32 {
   let distance = ${float('minPDistance')};
   return select(-3.4028234e38f, top + distance, distance > -3e38f);
+}
+
+/** The ith id of those in the listed groups; NEVER beyond the last. */
+fn idInGroups(i: u32, groups: u32) -> u32 {
+  let g = atomicLoad(&scratch[min(i / ${PART / GROUPS}u, ${MOST_GROUPS - 1}u)]);
+  let id = (g / ${GROUPS}u) * ${PART}u + g % ${GROUPS}u + ${GROUPS}u * (i % ${PART / GROUPS}u);
+  return select(id, NEVER, i >= groups * ${PART / GROUPS}u);
 }
 
 /** NEVER where there are more than it can hold. */
@@ -195,10 +209,8 @@ fn drawFromBest(thread: u32, at: u32) -> u32 {
   // Candidates are those in bins up to the last: enough groups have their best there, and so many candidates there are.
   for (var i = thread; i < ${BINS}u; i += ${SAMPLE_THREADS}u) { atomicStore(&scratch[i], 0u); }
   workgroupBarrier();
-  for (var g = thread; g < ${parts * GROUPS}u; g += ${SAMPLE_THREADS}u) {
-    let key = partWord(g / ${GROUPS}u, g % ${GROUPS}u);
-    if (key > NONE) { atomicAdd(&scratch[binOf(valueOf(key))], 1u); }
-  }
+${unrolled(groupsEach, (i) => `  let group${i} = groupKey(${i * SAMPLE_THREADS}u + thread);`)}
+${unrolled(groupsEach, (i) => `  if (group${i} > NONE) { atomicAdd(&scratch[binOf(valueOf(group${i}))], 1u); }`)}
   workgroupBarrier();
   var enough = f32(topK);
   if (topK == 0u) { enough = select(3e38f, ${NUCLEUS}f, topP < 1f); }
@@ -218,26 +230,29 @@ ${unrolled(
   var lastBin = min(leastOf(thread, bin), ${BINS - 1}u);
   if (topK == 0u) { lastBin = min(lastBin, leastBin); }
 
-  for (var g = thread; g < ${parts * GROUPS}u; g += ${SAMPLE_THREADS}u) {
-    let key = partWord(g / ${GROUPS}u, g % ${GROUPS}u);
-    if (key > NONE && binOf(valueOf(key)) <= lastBin) {
-      let place = atomicAdd(&listed, 1u);
-      if (place < ${MOST_GROUPS}u) { atomicStore(&scratch[place], g); }
-    }
-  }
+${unrolled(
+  groupsEach,
+  (i) => `  if (group${i} > NONE && binOf(valueOf(group${i})) <= lastBin) {
+    let place = atomicAdd(&listed, 1u);
+    if (place < ${MOST_GROUPS}u) { atomicStore(&scratch[place], ${i * SAMPLE_THREADS}u + thread); }
+  }`,
+)}
   workgroupBarrier();
   let groups = agreed(thread, atomicLoad(&listed));
   if (groups > ${MOST_GROUPS}u) { return NEVER; }
-  for (var i = thread; i < groups * ${PART / GROUPS}u; i += ${SAMPLE_THREADS}u) {
-    let g = atomicLoad(&scratch[i / ${PART / GROUPS}u]);
-    let id = (g / ${GROUPS}u) * ${PART}u + g % ${GROUPS}u + ${GROUPS}u * (i % ${PART / GROUPS}u);
-    if (id < ${vocabulary}u) {
-      let key = keyOf(bitsOf(id));
-      if (key > NONE && binOf(valueOf(key)) <= lastBin) {
-        let place = atomicAdd(&gathered, 1u);
-        if (place < ${CANDIDATES}u) { candidates[place] = vec2u(key, id); }
-      }
-    }
+  for (var i = thread; i < groups * ${PART / GROUPS}u; i += ${SAMPLE_THREADS * LOADS}u) {
+${unrolled(
+  LOADS,
+  (load) => `    let id${load} = idInGroups(i + ${load * SAMPLE_THREADS}u, groups);
+    let key${load} = keyAt(id${load});`,
+)}
+${unrolled(
+  LOADS,
+  (load) => `    if (key${load} > NONE && binOf(valueOf(key${load})) <= lastBin) {
+      let place = atomicAdd(&gathered, 1u);
+      if (place < ${CANDIDATES}u) { candidates[place] = vec2u(key${load}, id${load}); }
+    }`,
+)}
   }
   workgroupBarrier();
   let found = agreed(thread, atomicLoad(&gathered));
@@ -310,3 +325,4 @@ fn sortCandidates(thread: u32, count: u32) {
     }
   }
 }`;
+};

@@ -14,6 +14,10 @@ export const PART = 2048;
 /** Groups of a part whose best logits are kept: id i belongs to group i mod GROUPS, so that neighbours are apart. */
 export const GROUPS = 32;
 
+/** Candidates that are sorted at the most. */
+export const CANDIDATES = 1024;
+export const CANDIDATES_EACH = CANDIDATES / SAMPLE_THREADS;
+
 export interface SampleBuffers {
   readonly logits: Bound;
   /** Logits after penalties and biases, of the rows that have some. */
@@ -54,14 +58,12 @@ const NEVER = 0xffffffffu;
 fn isFault(bits: u32) -> bool { return (bits & 0x7f800000u) == 0x7f800000u && bits != NONE_BITS; }
 /** Both zeros have one key. */
 fn keyOf(bits: u32) -> u32 {
-  if ((bits << 1u) == 0u) { return 0x80000000u; }
-  return select(bits | 0x80000000u, ~bits, (bits >> 31u) == 1u);
+  return select(select(bits | 0x80000000u, ~bits, (bits >> 31u) == 1u), 0x80000000u, (bits << 1u) == 0u);
 }
 fn valueOf(key: u32) -> f32 { return bitcast<f32>(select(~key, key & 0x7fffffffu, key >= 0x80000000u)); }
 /** exp((logit − top) · inverse); 0 for what cannot be drawn. */
 fn weightOf(key: u32, top: f32, inverse: f32) -> f32 {
-  if (key <= NONE) { return 0f; }
-  return exp((valueOf(key) - top) * inverse);
+  return select(exp((valueOf(key) - top) * inverse), 0f, key <= NONE);
 }`;
 
 /** `fn sumAll(thread, value) -> vec4f`: the sum of every thread's value, for all of them; as often as needed. */

@@ -1,0 +1,331 @@
+/**
+ * A chunk of a step row's attention on subgroup matrices. A query head is two rows of a matrix, f16 and what f16 leaves
+ * over, and so are its weights: the products lose nothing that f32 would keep. How the context is cut, and how chunks are
+ * put together: `attention-cut.ts`.
+ */
+
+import type { AttentionOperation } from '../../../model/graph.ts';
+import { PAGE_ROWS } from '../../backend.ts';
+import type { Builder, Dispatch, RunShape } from '../builder.ts';
+import { type Cut, combineDispatch, cutOf, declareParts, PARTS, SUMS } from './attention-cut.ts';
+import { declare, f32Literal, LEAST, readValue, STEP } from './snippets.ts';
+
+/** Elements of a matrix's side. */
+const SIDE = 16;
+const SUBGROUPS = PAGE_ROWS / SIDE;
+const THREADS = SUBGROUPS * 32;
+/** Query heads of a workgroup: half of a matrix's rows. */
+const HEADS = SIDE / 2;
+/** Threads that share a head outside of products. */
+const SHARE = THREADS / HEADS;
+/**
+ * Workgroup memory is one array of 16 bytes each, as matrices must be aligned. Between its rows: fours of f32, eights of
+ * f16, and some more, so that neighbours differ in bank.
+ */
+const SCORE_PITCH = PAGE_ROWS / 4 + 2;
+const WEIGHT_PITCH = PAGE_ROWS / 8 + 1;
+
+/**
+ * The same sums in two ways. `wide`: keys and then values of a page are in workgroup memory, which is the quickest where a
+ * workgroup has a core of the device for itself. `narrow`: keys go from the cache straight into matrices and values through
+ * a quarter of the memory, so that four workgroups work side by side where there are many.
+ */
+type Way = 'wide' | 'narrow';
+
+/** Workgroups from which on they share cores: twice the cores of the largest devices. */
+const MANY = 256;
+/** Positions whose values are in workgroup memory at a time. */
+const valueRows: Readonly<Record<Way, number>> = { wide: PAGE_ROWS, narrow: 32 };
+
+const range = (count: number) => Array.from({ length: count }, (_, i) => i);
+const lines = (count: number, line: (i: number) => string) => range(count).map(line).join('\n');
+
+/** The dispatches of a step's attention, after its keys and values are stored: a run takes one of the first two. */
+export function matrixStepDispatches(operation: AttentionOperation, builder: Builder): readonly Dispatch[] {
+  const cut = cutOf(operation, builder.context);
+  declareParts(operation, builder, cut);
+  return [
+    chunkDispatch(operation, builder, { cut, way: 'wide' }),
+    chunkDispatch(operation, builder, { cut, way: 'narrow' }),
+    combineDispatch(operation, builder, { cut, subgroups: true }),
+  ];
+}
+
+const left = `subgroup_matrix_left<f16, ${SIDE}, ${SIDE}>`;
+const right = `subgroup_matrix_right<f16, ${SIDE}, ${SIDE}>`;
+const result = `subgroup_matrix_result<f32, ${SIDE}, ${SIDE}>`;
+
+function chunkDispatch(
+  operation: AttentionOperation,
+  builder: Builder,
+  { cut, way }: { readonly cut: Cut; readonly way: Way },
+): Dispatch {
+  const { layer, query, heads, kvHeads, headDim, valueDim, scale } = operation;
+  const { chunks } = cut;
+  const group = heads / kvHeads;
+  const tiles = Math.ceil(group / HEADS);
+  const tile = Math.ceil(group / tiles);
+  const keyEights = headDim / 8;
+  const keyPitch = keyEights + 1;
+  const mixedPitch = valueDim / 4 + 2;
+  const pages = pageText(operation, way);
+  // Queries and scores, and when they have served, weighted values; of `narrow` values in between.
+  const queriesAt = pages.size;
+  const scoresAt = queriesAt + SIDE * keyPitch;
+  const weightsAt = queriesAt + Math.max(SIDE * (keyPitch + SCORE_PITCH), SIDE * mixedPitch, pages.shared);
+  const { text, bindings } = declare([
+    [readValue(query), 'query', 'vec4f'],
+    [{ kind: 'cache', layer, part: 'keys', access: 'read' }, 'keys', 'vec4u'],
+    [{ kind: 'cache', layer, part: 'values', access: 'read' }, 'values', 'vec4u'],
+    [{ kind: 'buffer', name: PARTS, access: 'write' }, 'parts', 'vec4f'],
+    [{ kind: 'buffer', name: SUMS, access: 'write' }, 'sums', 'vec2f'],
+    STEP,
+  ]);
+  const at = builder.step;
+  const valueBlocks = valueDim / SIDE;
+  const valueFours = valueDim / 4;
+  const fours = Math.ceil(valueFours / SHARE);
+  const isFour = (j: number) => ((j + 1) * SHARE > valueFours ? `if (share + ${j * SHARE}u < ${valueFours}u) ` : '');
+  /** Adds the products of weights and values of 16 positions, the k-th of the page, whose values begin at `from`. */
+  const mix = (k: number, from: number) => `      {
+        let weights = subgroupMatrixLoad<${left}, row_major>(&memory, ${weightsAt + k * 2}u, ${WEIGHT_PITCH}u);
+${lines(
+  Math.ceil(valueBlocks / SUBGROUPS),
+  (i) => `        mix${i} = subgroupMatrixMultiplyAccumulate(weights,
+          subgroupMatrixLoad<${right}, row_major>(&memory, ${from}u + ${blockOf(i, valueBlocks)} * 2u, ${pages.valuePitch}u), mix${i});`,
+)}
+      }`;
+
+  const workgroups = ({ rows, visible }: RunShape): readonly [number, number, number] => {
+    const [x, y] = [cut.chunksOf(visible), kvHeads * tiles];
+    return (way === 'narrow') === x * y * rows > MANY ? [x, y, rows] : [0, 0, 0];
+  };
+  return {
+    label: `layers.${layer}.attention chunks`,
+    bindings,
+    workgroups,
+    code: `enable f16;
+enable subgroups;
+enable chromium_experimental_subgroup_matrix;
+diagnostic(off, chromium.subgroup_matrix_uniformity);
+${text}
+${cut.code}
+// Of queries, scores, weights and weighted values, heads first and then their rests.
+var<workgroup> memory: array<vec4u, ${weightsAt + SIDE * WEIGHT_PITCH}>;
+
+fn largest(x: vec4f) -> f32 { return max(max(x.x, x.y), max(x.z, x.w)); }
+fn total(x: vec4f) -> f32 { return (x.x + x.y) + (x.z + x.w); }
+
+@compute @workgroup_size(${THREADS})
+fn main(
+  @builtin(workgroup_id) workgroup: vec3u,
+  @builtin(local_invocation_index) thread: u32,
+  @builtin(subgroup_id) subgroupId: u32,
+) {
+  let row = workgroup.z;
+  if (row >= step[${at.rows}]) { return; }
+  let chunk = workgroup.x;
+  let visible = step[${at.positions}u + row] + 1u;
+  let table = ${at.pages}u + step[${at.pageStarts}u + row];
+  let length = chunkLength(visible);
+  let first = chunk * length;
+  if (first >= visible) { return; }
+  let end = min(visible, first + length);
+  let kvHead = workgroup.y / ${tiles}u;
+  let firstHead = (workgroup.y % ${tiles}u) * ${tile}u;
+  // What it is anyway; a compiler then knows its bound.
+  let subgroup = subgroupId % ${SUBGROUPS}u;
+  let ownHead = thread / ${SHARE}u;
+  let share = thread % ${SHARE}u;
+  var top = ${LEAST};
+  var sum = 0f;
+${lines(fours, (j) => `  var mixed${j} = vec4f();`)}
+
+  for (var start = first; start < end; start += ${PAGE_ROWS}u) {
+    let page = step[table + start / ${PAGE_ROWS}u];
+    let filled = min(${PAGE_ROWS}u, end - start);
+    let origin = (page * ${kvHeads}u + kvHead) * ${PAGE_ROWS}u;
+    // All loads first, so that they travel together. Beyond the end keys do not count, and values are read again from the last.
+${pages.loads}
+    if (start != first) { workgroupBarrier(); }
+    {
+      let head = thread / ${keyEights}u;
+      let eighth = thread % ${keyEights}u;
+      if (head < ${HEADS}u) {
+        var low = vec4f();
+        var high = vec4f();
+        if (head < ${tile}u && firstHead + head < ${group}u) {
+          let place = (row * ${heads}u + kvHead * ${group}u + firstHead + head) * ${headDim / 4}u + eighth * 2u;
+          // Scores are powers of 2.
+          low = query[place] * ${f32Literal(scale * Math.LOG2E)};
+          high = query[place + 1u] * ${f32Literal(scale * Math.LOG2E)};
+        }
+        let lowHalf = vec4<f16>(low);
+        let highHalf = vec4<f16>(high);
+        let place = ${queriesAt}u + head * ${keyPitch}u + eighth;
+        memory[place] = vec4u(bitcast<vec2u>(lowHalf), bitcast<vec2u>(highHalf));
+        memory[place + ${HEADS * keyPitch}u] =
+          vec4u(bitcast<vec2u>(vec4<f16>(low - vec4f(lowHalf))), bitcast<vec2u>(vec4<f16>(high - vec4f(highHalf))));
+      }
+    }
+${pages.putKeys}
+    workgroupBarrier();
+    var score = ${result}();
+${lines(
+  headDim / SIDE,
+  (k) => `    score = subgroupMatrixMultiplyAccumulate(
+      subgroupMatrixLoad<${left}, row_major>(&memory, ${queriesAt + k * 2}u, ${keyPitch}u), ${pages.key(k)}, score);`,
+)}
+    subgroupMatrixStore<row_major>(&memory, ${scoresAt}u + subgroup * 4u, score, ${SCORE_PITCH}u);
+    workgroupBarrier();
+${way === 'wide' ? pages.putValues(0) : ''}
+    let place = ${scoresAt}u + ownHead * ${SCORE_PITCH}u + share;
+    let seen = vec4u(share * 4u) + vec4u(0u, 1u, 2u, 3u) < vec4u(filled);
+    let own = select(
+      vec4f(${LEAST}),
+      bitcast<vec4f>(memory[place]) + bitcast<vec4f>(memory[place + ${HEADS * SCORE_PITCH}u]),
+      seen,
+    );
+    let before = top;
+    top = max(top, largest(own));
+${lines(Math.log2(SHARE), (i) => `    top = max(top, subgroupShuffleXor(top, ${SHARE >> (i + 1)}u));`)}
+    let decay = exp2(before - top);
+    let weight = select(vec4f(), exp2(own - vec4f(top)), seen);
+    sum = fma(sum, decay, total(weight));
+    let half = vec4<f16>(weight);
+    let words = bitcast<vec2u>(half);
+    let rests = bitcast<vec2u>(vec4<f16>(weight - vec4f(half)));
+    let weightPlace = ${weightsAt}u + ownHead * ${WEIGHT_PITCH}u + share / 2u;
+    let component = share % 2u * 2u;
+    memory[weightPlace][component] = words.x;
+    memory[weightPlace][component + 1u] = words.y;
+    memory[weightPlace + ${HEADS * WEIGHT_PITCH}u][component] = rests.x;
+    memory[weightPlace + ${HEADS * WEIGHT_PITCH}u][component + 1u] = rests.y;
+    workgroupBarrier();
+${lines(Math.ceil(valueBlocks / SUBGROUPS), (i) => `    var mix${i} = ${result}();`)}
+${
+  way === 'wide'
+    ? lines(PAGE_ROWS / SIDE, (k) => mix(k, k * SIDE * pages.valuePitch))
+    : lines(PAGE_ROWS / valueRows.narrow, (part) => {
+        const steps = valueRows.narrow / SIDE;
+        return `    if (filled > ${part * valueRows.narrow}u) {
+${pages.putValues(part)}
+      workgroupBarrier();
+${lines(steps, (k) => mix(part * steps + k, k * SIDE * pages.valuePitch))}
+      workgroupBarrier();
+    }`;
+      })
+}
+${lines(Math.ceil(valueBlocks / SUBGROUPS), (i) => {
+  const store = `subgroupMatrixStore<row_major>(&memory, ${queriesAt}u + ${blockOf(i, valueBlocks)} * 4u, mix${i}, ${mixedPitch}u);`;
+  return (i + 1) * SUBGROUPS > valueBlocks
+    ? `    if (subgroup + ${i * SUBGROUPS}u < ${valueBlocks}u) { ${store} }`
+    : `    ${store}`;
+})}
+    workgroupBarrier();
+${lines(
+  fours,
+  (j) => `    ${isFour(j)}{
+      let place = ${queriesAt}u + ownHead * ${mixedPitch}u + share + ${j * SHARE}u;
+      let mix = bitcast<vec4f>(memory[place]) + bitcast<vec4f>(memory[place + ${HEADS * mixedPitch}u]);
+      mixed${j} = fma(mixed${j}, vec4f(decay), mix);
+    }`,
+)}
+  }
+
+${lines(Math.log2(SHARE), (i) => `  sum += subgroupShuffleXor(sum, ${SHARE >> (i + 1)}u);`)}
+  if (ownHead < ${tile}u && firstHead + ownHead < ${group}u) {
+    let head = kvHead * ${group}u + firstHead + ownHead;
+    let place = ((row * ${chunks}u + chunk) * ${heads}u + head) * ${valueFours}u + share;
+${lines(fours, (j) => `    ${isFour(j)}{ parts[place + ${j * SHARE}u] = mixed${j}; }`)}
+    if (share == 0u) { sums[(row * ${heads}u + head) * ${chunks}u + chunk] = vec2f(top, sum); }
+  }
+}
+`,
+  };
+}
+
+/** The i-th block of 16 columns of values of a subgroup; one beyond the last is the last again, which nobody keeps. */
+function blockOf(i: number, blocks: number): string {
+  const block = `subgroup + ${i * SUBGROUPS}u`;
+  return (i + 1) * SUBGROUPS > blocks ? `min(${block}, ${blocks - 1}u)` : `(${block})`;
+}
+
+/** How the keys and values of a page come to matrices. */
+interface PageText {
+  /** Of workgroup memory that they have for themselves, and that they have after queries and scores: in 16 bytes. */
+  readonly size: number;
+  readonly shared: number;
+  /** Statements that load all of a page. */
+  readonly loads: string;
+  readonly putKeys: string;
+  /** Eights of halves between rows of values in workgroup memory. */
+  readonly valuePitch: number;
+  /** The k-th 16 elements of the subgroup's 16 keys. */
+  key(k: number): string;
+  /** Statements that put so many rows of values, the part-th of the page, at the beginning of workgroup memory. */
+  putValues(part: number): string;
+}
+
+function pageText({ headDim, valueDim }: AttentionOperation, way: Way): PageText {
+  const [keyEights, valueEights] = [headDim / 8, valueDim / 8];
+  const [keyPitch, valuePitch] = [keyEights + 1, valueEights + 1];
+  const rows = valueRows[way];
+  /** `line` of each of a thread's eights in some rows, the entries of one row after those of the other. */
+  const each = (entries: number, line: (j: number, entry: string) => string) =>
+    lines(Math.ceil(entries / THREADS), (j) => {
+      const entry = j === 0 ? 'thread' : `(thread + ${j * THREADS}u)`;
+      return (j + 1) * THREADS > entries
+        ? `    if (${entry} < ${entries}u) { ${line(j, entry)} }`
+        : `    ${line(j, entry)}`;
+    });
+  const held = (name: string, entries: number) =>
+    lines(Math.ceil(entries / THREADS), (j) => `    var ${name}${j} = vec4u();`);
+  const values = lines(PAGE_ROWS / rows, (part) => {
+    const entries = rows * valueEights;
+    return `${held(`value${part}_`, entries)}
+${each(
+  entries,
+  (j, entry) =>
+    `value${part}_${j} = values[(origin + min(${part * rows}u + ${entry} / ${valueEights}u, filled - 1u)) * ${valueEights}u + ${entry} % ${valueEights}u];`,
+)}`;
+  });
+  const putValues = (part: number) =>
+    each(
+      rows * valueEights,
+      (j, entry) =>
+        `memory[${entry} / ${valueEights}u * ${valuePitch}u + ${entry} % ${valueEights}u] = value${part}_${j};`,
+    );
+  if (way === 'narrow') {
+    const keys = lines(
+      headDim / SIDE,
+      (k) =>
+        `    let key${k} = subgroupMatrixLoad<${right}, col_major>(&keys, (origin + subgroup * ${SIDE}u) * ${keyEights}u + ${k * 2}u, ${keyEights}u);`,
+    );
+    return {
+      size: 0,
+      shared: rows * valuePitch,
+      loads: `${keys}\n${values}`,
+      putKeys: '',
+      valuePitch,
+      key: (k) => `key${k}`,
+      putValues,
+    };
+  }
+  const entries = PAGE_ROWS * keyEights;
+  const keys = `${held('key', entries)}
+${each(entries, (j, entry) => `key${j} = keys[origin * ${keyEights}u + ${entry}];`)}`;
+  return {
+    size: PAGE_ROWS * Math.max(keyPitch, valuePitch),
+    shared: 0,
+    loads: `${keys}\n${values}`,
+    putKeys: each(
+      entries,
+      (j, entry) => `memory[${entry} / ${keyEights}u * ${keyPitch}u + ${entry} % ${keyEights}u] = key${j};`,
+    ),
+    valuePitch,
+    key: (k) =>
+      `subgroupMatrixLoad<${right}, col_major>(&memory, subgroup * ${SIDE * keyPitch}u + ${k * 2}u, ${keyPitch}u)`,
+    putValues,
+  };
+}
