@@ -7,7 +7,7 @@ import type { Backend } from '../../src/backend/backend.ts';
 import { runEngine } from '../../src/engine/loop.ts';
 import { NonFiniteError, Refusal } from '../../src/errors.ts';
 import { workerPort } from '../../src/platform/worker-port.ts';
-import { FakeExecutable, ProfilingExecutable } from './fake-executable.ts';
+import { DrawingExecutable, type DrawingOptions, FakeExecutable, ProfilingExecutable } from './fake-executable.ts';
 
 /** Tokens of the fake vocabulary that do something when they are run. */
 const FAULTS: Readonly<Record<number, () => void>> = {
@@ -42,14 +42,16 @@ const backend: Backend = {
       if (!own.every((byte, at) => byte === shared[at])) throw new Error('two ways of reading differ');
       onProgress?.({ bytesDone: size, bytesTotal: size });
     }
-    const Made = plan.architecture === 'profiled' ? ProfilingExecutable : FakeExecutable;
-    return new Made({
+    const options: DrawingOptions = {
       pages: plan.cache.pages,
       vocabulary: spec.vocabulary,
       onRun: ({ tokens }) => {
         for (const token of tokens) FAULTS[token]?.();
       },
-    });
+      late: (run) => run % 3,
+    };
+    if (plan.architecture === 'draws') return new DrawingExecutable(options);
+    return plan.architecture === 'profiled' ? new ProfilingExecutable(options) : new FakeExecutable(options);
   },
 };
 

@@ -155,10 +155,20 @@ export class DrawingExecutable extends FakeExecutable implements Drawer {
     const tokens = step.tokens.map((token) => {
       if (token >= 0) return token;
       this.unseen++;
-      return this.#held.get(~token)?.last ?? -1;
+      const held = this.#held.get(~token);
+      assert.ok(held !== undefined, `nobody draws in slot ${~token}`);
+      // Of a run that failed: whatever stands there.
+      return held.last ?? 0;
     });
     const { vocabulary } = this.#options;
-    const logits = this.compute({ ...step, tokens });
+    let logits: Float32Array;
+    try {
+      logits = this.compute({ ...step, tokens });
+    } catch (error) {
+      if (!(error instanceof NonFiniteError)) throw error;
+      // A device sees that of logits only, row by row.
+      logits = new Float32Array(draws.length * vocabulary).fill(Number.NaN);
+    }
     return draws.map(({ settings, slot, prompt, index }, row): number | ConclaveError => {
       const held = this.#held.get(slot);
       assert.ok(held !== undefined && held.settings === settings, `slot ${slot} is another's`);

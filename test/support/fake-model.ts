@@ -19,7 +19,7 @@ export const SAFE: SamplingOptions = {
 };
 
 export interface FakeModelOptions extends Pick<LoadOptions, 'onProgress' | 'signal'> {
-  /** `fake`, or `refused`, `dies`, `never`: how preparing goes; `profiled`: it tells where its time goes. */
+  /** `fake`, or `refused`, `dies`, `never`: how preparing goes; `profiled`: it tells where its time goes; `draws`: it draws tokens itself. */
   readonly architecture?: string;
   readonly context?: number;
   readonly pages?: number;
