@@ -23,9 +23,13 @@ import { checkGpuRows, onGpu } from './on-gpu.ts';
 
 after(closeGpuTestDevice);
 
-const [row] = moeRows;
-assert.ok(row !== undefined);
-assert.equal(moeRows.length, 1, 'a second row needs cases of its own');
+/** By name; those of bytes have cases of their own (`step-int8.test.ts`). */
+function rowOf(name: string) {
+  const row = moeRows.find((known) => known.name === name);
+  assert.ok(row !== undefined, name);
+  return row;
+}
+const row = rowOf('moe-step');
 
 /** Kernels take long to compile here: each case brings something that no other has. */
 const layers = [
@@ -46,7 +50,7 @@ describe('moe on the GPU', () => {
     test(name, async () => {
       const tiny = moeGraph(moeCases[name] as (typeof moeCases)[string]);
       const planned = tinyPlan(tiny, { device: 'gpu' }).operations.at(-1)?.rows;
-      assert.deepEqual(planned, { prompt: row.name, step: row.name });
+      assert.deepEqual(planned, { prompt: 'moe-prompt', step: 'moe-step' });
       await checkGpuRows(tiny, { tolerance: () => row.tolerance.relativeRms, what: name });
     });
   }
@@ -232,10 +236,32 @@ async function choose(
 }
 
 describe('the row of the table', () => {
-  test('takes what it states and names what it does not', () => {
-    const { accepted, refused } = casesOf(row);
-    for (const request of accepted) assert.equal(row.accepts(request), true);
-    for (const { request, reason } of refused) assert.match(String(row.accepts(request)), reason);
+  for (const name of ['moe-step', 'moe-prompt']) {
+    test(`${name} takes what it states and names what it does not`, () => {
+      const { accepted, refused } = casesOf(rowOf(name));
+      for (const request of accepted) assert.equal(rowOf(name).accepts(request), true);
+      for (const { request, reason } of refused) assert.match(String(rowOf(name).accepts(request)), reason);
+    });
+  }
+
+  test('the row of bytes takes K formats on devices that multiply them, and the router as it is', () => {
+    const own = rowOf('moe-step-int8');
+    const accepted = casesOf(row).accepted.filter(({ weights }) => {
+      const matrices = Object.entries(weights).filter(([name]) => !/router$|Bias$/.test(name));
+      return matrices.every(([, { format }]) => ['Q4_K', 'Q6_K', 'NVFP4', 'MXFP4'].includes(format));
+    });
+    assert.ok(accepted.length > 0);
+    for (const request of accepted) {
+      assert.equal(own.accepts(request), true);
+      assert.match(String(own.accepts({ ...request, features: new Set() })), /needs packed_4x8/);
+    }
+  });
+
+  test('bounds the inner values of a row', () => {
+    const answer = (inner: number) =>
+      row.accepts(requestFor({ kind: 'moe', layer: 0, input: 'x', prefix: 'm', moe: spec(8, 2, inner), output: 'y' }));
+    assert.equal(answer(24576), true);
+    assert.match(String(answer(24577)), /up to 49152 inner values a row, found 49216/);
   });
 
   test('bounds the experts it chooses among and the ones it sums', () => {

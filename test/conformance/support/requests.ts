@@ -28,7 +28,7 @@ export function requestFor(operation: Operation, given: Partial<KernelRequest> =
     weights: {},
     widths: {},
     cache: 'f16',
-    features: new Set(['simd', 'threads']),
+    features: new Set(['simd', 'threads', 'packed_4x8_integer_dot_product']),
     ...given,
   };
 }

@@ -125,12 +125,12 @@ export interface Lanes {
 }
 
 /** Threads of a workgroup: many share what is staged; few outputs are spread thin instead, over all of a large device. */
-const threadsFor = (outputs: number) => (outputs >= 1024 ? 256 : 64);
+const threadsFor = (outputs: number, rounds: number) => (outputs >= 1024 || rounds > 1 ? 256 : 64);
 
 /** @param outputs weight rows of all workgroups */
 export function lanesOf(blocks: number, outputs: number, encoding: Encoding): Lanes {
   const { rounds, lanes, span } = roundsOf(blocks, encoding.mostBlocks, encoding);
-  let threads = threadsFor(outputs);
+  let threads = threadsFor(outputs, rounds);
   while (threads < lanes) threads *= 2;
   return { blocks, lanes, span, rounds, teams: Math.floor(threads / lanes), threads };
 }
