@@ -5,12 +5,12 @@ import { after, test } from 'node:test';
 import { type Binding, Builder } from '../../src/backend/gpu/builder.ts';
 import { gpuFormats } from '../../src/backend/gpu/formats/index.ts';
 import { planeWords, toPlanes, weightCode } from '../../src/backend/gpu/formats.ts';
-import { ENCODED_WORDS, encodedReader, int8Helpers } from '../../src/backend/gpu/int8.ts';
-import { emitEncode, encodedName } from '../../src/backend/gpu/kernels/encode.ts';
+import { int8Helpers } from '../../src/backend/gpu/int8.ts';
 import { weightHelpers } from '../../src/backend/gpu/wgsl.ts';
 import { formatOf } from '../../src/quant/index.ts';
 import { sameBits } from '../conformance/support/compare.ts';
 import { tinyGraph } from '../conformance/support/tiny-graph.ts';
+import { ENCODED_WORDS, emitEncode, encodedName, encodedReader } from '../support/encode-kernel.ts';
 import { closeGpuTestDevice, runOnGpu, type TestBinding } from '../support/gpu.ts';
 
 after(closeGpuTestDevice);
@@ -143,14 +143,29 @@ async function products(id: string, bytes: Uint8Array, columns: number, words: U
 @group(0) @binding(2) var<storage, read_write> out: array<f32>;
 ${encodedReader('readBlock', 'encoded')}
 @compute @workgroup_size(1) fn main(@builtin(global_invocation_id) id: vec3u) {
-  out[id.y * ${blocks}u + id.x] = dotCodes(codes32(id.y * ROW_WORDS, id.x), readBlock(id.x));
+  let row = id.y * ROW_WORDS;
+  let at = id.y * ${blocks}u + id.x;
+  out[at] = dotCodes(codes32(row, id.x), readBlock(id.x));
+  // Two blocks in one go are the same codes.
+  let first = id.x & ~1u;
+  let pair = codesPair(loadsPair(row, first), first);
+  var own = pair.first;
+  if (id.x != first) { own = pair.second; }
+  if (first + 1u < ${blocks}u) { out[${rows * blocks}u + at] = dotCodes(own, readBlock(id.x)); }
 }`;
   const [out] = await runOnGpu(
     code,
-    [{ read: planes }, { read: words }, { write: rows * blocks * 4 }],
+    [{ read: planes }, { read: words }, { write: 2 * rows * blocks * 4 }],
     [blocks, rows, 1],
   );
-  return new Float32Array(out as ArrayBuffer);
+  const all = new Float32Array(out as ArrayBuffer);
+  const single = all.slice(0, rows * blocks);
+  // A last block without a neighbour has no pair.
+  const paired = all
+    .slice(rows * blocks)
+    .map((value, i) => (i % blocks === blocks - 1 && blocks % 2 === 1 ? (single[i] as number) : value));
+  sameBits(paired, single, `${id}: two blocks at once`);
+  return single;
 }
 
 /** Bytes of every pattern whose f16, E8M0 and E4M3 scales are finite and of a common size. */

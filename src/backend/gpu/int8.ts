@@ -7,16 +7,8 @@
 /** What WGSL must offer: `navigator.gpu.wgslLanguageFeatures`. */
 export const INT8_FEATURE = 'packed_4x8_integer_dot_product';
 
-/** Words of 32 encoded columns: 8 of bytes, the scale, the sums of 16 columns each times the scale, and one of padding. */
-export const ENCODED_WORDS = 12;
-
-/** Bytes of an encoded row; `columns` is a multiple of 32. */
-export function encodedBytes(columns: number): number {
-  return (columns / 32) * ENCODED_WORDS * 4;
-}
-
 /**
- * WGSL, once a module, after `weightHelpers`: `Encoded`; `encode32(values)`; `dotCodes(codes, x)`, which is about the dot
+ * WGSL, once a module, after `weightHelpers`: `Encoded`, what makes one, and `dotCodes(codes, x)`, which is about the dot
  * product of 32 columns. A block with a NaN or an infinity has the scale NaN; one without a value of 2^-101 or more is zero.
  */
 export const int8Helpers = /* wgsl */ `
@@ -37,17 +29,6 @@ fn scaleFor(most: u32) -> f32 {
 fn encodedOf(lo: vec4u, hi: vec4u, scale: f32) -> Encoded {
   return Encoded(lo, hi, scale, scale * vec2f(f32(sumOf(lo)), f32(sumOf(hi))));
 }
-fn encode32(v: array<vec4f, 8>) -> Encoded {
-  // Sizes are compared as integers: there NaN is the largest, and nothing hides it.
-  let four = max(
-    max(max(sizeOf(v[0]), sizeOf(v[1])), max(sizeOf(v[2]), sizeOf(v[3]))),
-    max(max(sizeOf(v[4]), sizeOf(v[5])), max(sizeOf(v[6]), sizeOf(v[7]))));
-  let most = max(max(four.x, four.y), max(four.z, four.w));
-  let inverse = inverseFor(most);
-  let lo = vec4u(bytesFor(v[0], inverse), bytesFor(v[1], inverse), bytesFor(v[2], inverse), bytesFor(v[3], inverse));
-  let hi = vec4u(bytesFor(v[4], inverse), bytesFor(v[5], inverse), bytesFor(v[6], inverse), bytesFor(v[7], inverse));
-  return encodedOf(lo, hi, scaleFor(most));
-}
 fn dotWords(a: vec4u, b: vec4u) -> f32 {
   return f32((dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y)) + (dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w)));
 }
@@ -56,22 +37,3 @@ fn dotCodes(c: Codes, x: Encoded) -> f32 {
   return fma(x.scale, products, -fma(c.minimum.y, x.sums.y, c.minimum.x * x.sums.x));
 }
 `;
-
-/** WGSL of `fn NAME(i: u32) -> Encoded`: block i of `source`, an array<vec4u> in any address space. */
-export function encodedReader(name: string, source: string): string {
-  return /* wgsl */ `
-fn ${name}(i: u32) -> Encoded {
-  let last = ${source}[3u * i + 2u];
-  return Encoded(${source}[3u * i], ${source}[3u * i + 1u], bitcast<f32>(last.x), bitcast<vec2f>(last.yz));
-}`;
-}
-
-/** WGSL of `fn NAME(i: u32, x: Encoded)`: writes block i of `target`, an array<vec4u>. */
-export function encodedWriter(name: string, target: string): string {
-  return /* wgsl */ `
-fn ${name}(i: u32, x: Encoded) {
-  ${target}[3u * i] = x.lo;
-  ${target}[3u * i + 1u] = x.hi;
-  ${target}[3u * i + 2u] = vec4u(bitcast<u32>(x.scale), bitcast<vec2u>(x.sums), 0u);
-}`;
-}

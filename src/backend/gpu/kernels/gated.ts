@@ -48,7 +48,7 @@ export function emitGated(builder: Builder, gated: Gated): void {
   const { blocks, span, threads, rounds, teams } = lanes;
   const firstBlock = span === 1 ? 'lane' : '2u * lane';
   // Of each inner value a team has two weight rows.
-  const { rows: own, turns } = turnsOf(outputs, lanes, encoding.mostRows);
+  const { rows: own, turns } = turnsOf(outputs, lanes, encoding.mostLoads / 2);
   const turnValues = teams * own;
   const groupValues = turns * turnValues;
   const reader = rowReader(columns);

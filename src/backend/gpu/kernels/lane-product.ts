@@ -20,8 +20,8 @@ export interface Encoding {
   readonly span: 1 | 2;
   /** Blocks that are in work at once, at the most: what is staged of them shares the 16 KiB that every device has. */
   readonly mostBlocks: number;
-  /** Weight rows that a lane multiplies at once, at the most; as many more are on their way meanwhile. */
-  readonly mostRows: number;
+  /** Blocks of weights that a lane loads at once, at the most. */
+  readonly mostLoads: number;
   /** Run rows that share a workgroup's weights. */
   readonly tiles: readonly number[];
   /**
@@ -41,7 +41,7 @@ export const f32Encoding: Encoding = {
   tolerance: { relativeRms: 1e-6, reason: 'f32 sums in several lanes where the reference has f64 sums' },
   span: 1,
   mostBlocks: 64,
-  mostRows: 1,
+  mostLoads: 2,
   tiles: [1, 4],
   helpers: () => /* wgsl */ `
 alias Loaded = array<vec4f, 8>;
@@ -62,7 +62,7 @@ export const int8Encoding: Encoding = {
   tolerance: { relativeRms: 1e-2, reason: 'activations are int8 with one scale for 32 values' },
   span: 2,
   mostBlocks: 128,
-  mostRows: 4,
+  mostLoads: 8,
   tiles: [1, 2, 4],
   helpers: (span, matrices) => {
     const types =
@@ -155,15 +155,18 @@ export interface Turns {
 }
 
 /**
- * Few outputs are spread over many workgroups, of many each workgroup takes several turns with the input that it staged.
+ * Few outputs are spread over many workgroups; of many each takes as many as it can load at once, or several turns with the
+ * input that it staged.
  * @param outputs weight rows of all workgroups
- * @param mostRows of a team in a turn
+ * @param mostBlocks of a lane in a turn; half as many where the next turn's are on their way meanwhile
  */
-export function turnsOf(outputs: number, { teams, rounds, span }: Lanes, mostRows: number): Turns {
-  let rows = Math.max(1, mostRows / span);
-  while (rows > 1 && outputs / (teams * rows) < ENOUGH_GROUPS) rows /= 2;
-  const turns = Math.floor(outputs / (teams * rows * ENOUGH_GROUPS));
-  return { rows, turns: rounds > 1 ? 1 : Math.max(1, Math.min(MOST_TURNS, turns)) };
+export function turnsOf(outputs: number, { teams, rounds, span }: Lanes, mostBlocks: number): Turns {
+  const most = Math.max(1, Math.floor(mostBlocks / span));
+  const rows = Math.max(1, Math.min(most, Math.ceil(outputs / (teams * ENOUGH_GROUPS))));
+  const turnsWith = (own: number) => Math.floor(outputs / (teams * own * ENOUGH_GROUPS));
+  if (rounds > 1 || turnsWith(rows) < 2) return { rows, turns: 1 };
+  const half = Math.max(1, most >> 1);
+  return { rows: half, turns: Math.min(MOST_TURNS, turnsWith(half)) };
 }
 
 /** u32 of workgroup memory that staging and sums take in turns, and what each of them takes of it. */

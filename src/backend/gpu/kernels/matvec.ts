@@ -87,9 +87,12 @@ function shapeOf({ weights, encoding, norm }: MatVec, tile: number): Shape {
       (norm === undefined ? 0 : tile * (lanes.threads + 16))
     );
   };
-  let { mostRows } = encoding;
-  while (mostRows > lanes.span && wordsOf(mostRows / lanes.span) > MEMORY_WORDS) mostRows /= 2;
-  const turns = turnsOf(total, lanes, mostRows);
+  let { mostLoads } = encoding;
+  let turns = turnsOf(total, lanes, mostLoads);
+  while (turns.rows > 1 && wordsOf(turns.rows) > MEMORY_WORDS) {
+    mostLoads /= 2;
+    turns = turnsOf(total, lanes, mostLoads);
+  }
   return { lanes, turns, words: wordsOf(turns.rows) };
 }
 

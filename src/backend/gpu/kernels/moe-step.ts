@@ -65,9 +65,10 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
   const lanes: Lanes = { blocks: items, lanes: inWork, span, rounds, teams: 1, threads };
   /** An odd distance, so that threads that add up different rows read different banks. */
   const stride = items | 1;
-  // Its turns are short, so one with many rows is better than several.
-  let mostRows = 2 * encoding.mostRows;
-  while (mostRows > 1 && mostRows * stride > MAX_INNER_BLOCKS) mostRows /= 2;
+  // In one round partial sums take the place of what was staged.
+  const mostParts = rounds === 1 && encoding.id === 'int8' ? 2048 : MAX_INNER_BLOCKS;
+  let { mostLoads: mostRows } = encoding;
+  while (mostRows > 1 && mostRows * stride > mostParts) mostRows /= 2;
   const { rows, turns } = turnsOf(hidden, lanes, mostRows);
   const groupRows = turns * rows;
   const staged = staging({ encoding, lanes, columns: 32 * items, tile: 1, row: () => 't' });

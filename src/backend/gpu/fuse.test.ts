@@ -1,0 +1,169 @@
+/** What a rewrite takes together, what it leaves, and that nobody is left without a value. */
+
+import assert from 'node:assert/strict';
+import { describe, test } from 'node:test';
+import type { Graph, Operation } from '../../model/graph.ts';
+import { fuse } from './fuse.ts';
+
+const norm = (input: string, output: string, group: number): Operation => ({
+  kind: 'norm',
+  layer: 0,
+  input,
+  weight: `${output}.weight`,
+  epsilon: 1e-6,
+  group,
+  output,
+});
+const linear = (input: string, output: string): Operation => ({
+  kind: 'linear',
+  layer: 0,
+  input,
+  weight: `${output}.weight`,
+  output,
+});
+const rope = (input: string, output: string): Operation => ({
+  kind: 'rope',
+  layer: 0,
+  input,
+  headDim: 8,
+  rope: { pairing: 'half', dimensions: 8, base: 1e4, scaling: { kind: 'none' } },
+  output,
+});
+
+/** One layer as the decoder writes it: two heads of 8, one key head. */
+const attention: readonly Operation[] = [
+  norm('x', 'a', 32),
+  linear('a', 'q'),
+  linear('a', 'k'),
+  linear('a', 'v'),
+  norm('q', 'qn', 8),
+  norm('k', 'kn', 8),
+  rope('qn', 'qr'),
+  rope('kn', 'kr'),
+  {
+    kind: 'attention',
+    layer: 0,
+    query: 'qr',
+    key: 'kr',
+    value: 'v',
+    heads: 2,
+    kvHeads: 1,
+    headDim: 8,
+    valueDim: 8,
+    scale: 1,
+    output: 'mixed',
+  },
+  linear('mixed', 'o'),
+  { kind: 'add', layer: 0, left: 'x', right: 'o', output: 'h' },
+];
+const dense: readonly Operation[] = [
+  norm('h', 'f', 32),
+  linear('f', 'g'),
+  linear('f', 'u'),
+  { kind: 'glu', layer: 0, gate: 'g', up: 'u', activation: 'silu', output: 'i' },
+  linear('i', 'd'),
+  { kind: 'add', layer: 0, left: 'h', right: 'd', output: 'y' },
+];
+const widths: Graph['widths'] = {
+  ...Object.fromEntries(['x', 'a', 'o', 'h', 'f', 'd', 'y', 'extra'].map((name) => [name, 32])),
+  ...Object.fromEntries(['q', 'qn', 'qr', 'mixed'].map((name) => [name, 16])),
+  ...Object.fromEntries(['k', 'kn', 'kr', 'v'].map((name) => [name, 8])),
+  ...Object.fromEntries(['g', 'u', 'i'].map((name) => [name, 64])),
+};
+
+function graphOf(operations: readonly Operation[], logits = 'y'): Graph {
+  const embed: Operation = { kind: 'embed', layer: -1, weight: 'table', output: 'x' };
+  return { operations: [embed, ...operations], widths, logits, hidden: [] };
+}
+
+const kinds = (graph: Graph) => graph.operations.map(({ kind }) => kind);
+
+/** Every value that is read is made before, as it was. */
+function assertWhole(graph: Graph): void {
+  const made = new Set<string>();
+  for (const operation of graph.operations) {
+    for (const name of ['input', 'query', 'left', 'right', 'gate', 'up', 'add', 'key', 'value'] as const) {
+      const read = (operation as unknown as Record<string, unknown>)[name];
+      const stored = operation.kind === 'attention' && operation.stored && (name === 'key' || name === 'value');
+      const weight = operation.kind === 'gated' && name !== 'input';
+      if (typeof read === 'string' && !stored && !weight)
+        assert.ok(made.has(read), `${operation.output} reads ${read}`);
+    }
+    made.add(operation.output);
+    assert.ok(graph.widths[operation.output] !== undefined, operation.output);
+  }
+  assert.ok(made.has(graph.logits));
+}
+
+describe('fuse', () => {
+  test('a dense layer is five operations', () => {
+    const fused = fuse(graphOf([...attention, ...dense]));
+    assertWhole(fused);
+    assert.deepEqual(kinds(fused), ['embed', 'project', 'rotate', 'attention', 'project', 'gated', 'project']);
+    const [, project, rotate, attend, output, gated, down] = fused.operations;
+    assert.deepEqual(project, {
+      kind: 'project',
+      layer: 0,
+      input: 'x',
+      norm: { weight: 'a.weight', epsilon: 1e-6 },
+      parts: ['q', 'k', 'v'].map((name) => ({ weight: `${name}.weight`, bias: undefined })),
+      output: 'layers.0.attention.projected',
+    });
+    assert.equal(fused.widths['layers.0.attention.projected'], 32);
+    assert.ok(rotate?.kind === 'rotate' && rotate.queryNorm?.group === 8 && rotate.rope !== undefined);
+    assert.ok(attend?.kind === 'attention' && attend.stored === true && attend.query === rotate.output);
+    assert.ok(output?.kind === 'project' && output.add === 'x' && output.output === 'h');
+    assert.ok(gated?.kind === 'gated' && gated.norm?.weight === 'f.weight' && gated.input === 'h');
+    assert.ok(down?.kind === 'project' && down.add === 'h' && down.output === 'y');
+  });
+
+  test('the norm and the sum of experts become part of them', () => {
+    const moe: Operation = {
+      kind: 'moe',
+      layer: 0,
+      input: 'f',
+      prefix: 'm',
+      moe: {
+        experts: 4,
+        used: 2,
+        inner: 8,
+        activation: 'silu',
+        router: { gating: 'softmax', selectionBias: false, normalise: true, scale: 1 },
+      },
+      output: 'd',
+    };
+    const fused = fuse(
+      graphOf([norm('x', 'f', 32), moe, { kind: 'add', layer: 0, left: 'x', right: 'd', output: 'y' }]),
+    );
+    assertWhole(fused);
+    const { norm: taken, add, input, output } = fused.operations[1] as Extract<Operation, { kind: 'moe' }>;
+    assert.deepEqual(kinds(fused), ['embed', 'moe']);
+    assert.deepEqual(
+      { taken, add, input, output },
+      { taken: { weight: 'f.weight', epsilon: 1e-6 }, add: 'x', input: 'x', output: 'y' },
+    );
+  });
+
+  test('what somebody else reads stays', () => {
+    // The norm's rows, and the rotated queries, are read once more.
+    const more: Operation = { kind: 'add', layer: 0, left: 'a', right: 'o', output: 'extra' };
+    const normRead = fuse(
+      graphOf([...attention.slice(0, -1), more, { kind: 'add', layer: 0, left: 'x', right: 'extra', output: 'y' }]),
+    );
+    assertWhole(normRead);
+    assert.deepEqual(kinds(normRead).slice(0, 5), ['embed', 'norm', 'project', 'rotate', 'attention']);
+    const queryRead = fuse(graphOf([...attention, { kind: 'add', layer: 0, left: 'qr', right: 'mixed', output: 'y' }]));
+    assertWhole(queryRead);
+    assert.ok(kinds(queryRead).includes('rope') && !kinds(queryRead).includes('rotate'));
+    const gateRead = fuse(graphOf([...attention, ...dense], 'g'));
+    assertWhole(gateRead);
+    assert.ok(kinds(gateRead).includes('glu'));
+  });
+
+  test('biases stay with their products, and a gate with one is not fused', () => {
+    const biased = dense.map((operation) => (operation.output === 'g' ? { ...operation, bias: 'b' } : operation));
+    const fused = fuse(graphOf([...attention, ...(biased as Operation[])]));
+    assertWhole(fused);
+    assert.ok(kinds(fused).includes('glu'));
+  });
+});
