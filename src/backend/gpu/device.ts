@@ -5,7 +5,7 @@ import type { GpuChoice, Platform } from '../../platform/platform.ts';
 
 /** What a plan may know of an adapter; plain data. */
 export interface AdapterFacts {
-  /** As the driver calls it. */
+  /** For a person: the card and its driver, as they call themselves. */
   readonly name: string;
   readonly features: readonly string[];
   readonly maxBufferBytes: number;
@@ -84,9 +84,9 @@ export async function requestAdapter(platform: Pick<Platform, 'gpu'>, choice?: G
 
 /** @param language what WGSL itself offers: `navigator.gpu.wgslLanguageFeatures` */
 export function adapterFacts(adapter: GPUAdapter, language: ReadonlySet<string> = new Set()): AdapterFacts {
-  const { vendor, architecture, description, isFallbackAdapter } = adapter.info;
+  const { architecture, description, isFallbackAdapter } = adapter.info;
   return {
-    name: description !== '' ? description : [vendor, architecture].filter((part) => part !== '').join(' '),
+    name: nameOf(adapter.info),
     features: [
       ...wanted.filter((feature) => adapter.features.has(feature)),
       ...wantedOfLanguage.filter((feature) => language.has(feature)),
@@ -97,6 +97,14 @@ export function adapterFacts(adapter: GPUAdapter, language: ReadonlySet<string> 
     workgroupBytes: adapter.limits.maxComputeWorkgroupStorageSize,
     software: isFallbackAdapter || softwareNames.test(`${architecture} ${description}`),
   };
+}
+
+/** The card and its driver, as far as they are told: some drivers describe only themselves, and browsers tell a family. */
+function nameOf({ vendor, architecture, device, description }: GPUAdapterInfo): string {
+  // Made of a name by putting dashes for all that is no letter and no digit.
+  const card = device.replace(/-+$/, '');
+  const told = [card, description].filter((part) => part !== '');
+  return told.length > 0 ? told.join(', ') : [vendor, architecture].filter((part) => part !== '').join(' ');
 }
 
 /** @throws as {@link requestAdapter} */
@@ -162,7 +170,12 @@ export class Gpu {
 
 function namedError(error: GPUError): Error {
   const memory = error.constructor.name === 'GPUOutOfMemoryError';
+  // What follows says where in the driver it was.
+  const said = error.message.split('\n')[0] as string;
   return memory
-    ? new OutOfMemoryError(`the GPU has no memory left: ${error.message}; choose a smaller model or a shorter context`)
-    : new DeviceLostError(`the GPU refused a command: ${error.message}`);
+    ? new OutOfMemoryError(
+        `the GPU has no memory left: ${said}; give it fewer layers (-g N), a shorter context or a smaller model, or use --device cpu`,
+        { cause: error.message },
+      )
+    : new DeviceLostError(`the GPU refused a command: ${said}`, { cause: error.message });
 }
