@@ -33,4 +33,13 @@ export {
   UsageError,
 } from './errors.ts';
 export type { ByteSource, ModelSource, SourceFolder, SourceInput } from './format/source.ts';
-export type { DeviceName, Plan, PlannedBuffer, PlannedOperation, PlannedWeight, PlanOptions } from './plan/plan.ts';
+export type {
+  DeviceName,
+  DeviceOption,
+  Plan,
+  PlannedBuffer,
+  PlannedOperation,
+  PlannedPart,
+  PlannedWeight,
+  PlanOptions,
+} from './plan/plan.ts';

@@ -3,12 +3,14 @@
  * run steps. Both live in the engine's worker; the plan that describes them is plain data made before.
  */
 
+import type { ConclaveError } from '../errors.ts';
 import type { ByteSource } from '../format/source.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
 import type { Weights } from '../model/weights.ts';
 import type { Plan } from '../plan/plan.ts';
 import type { KernelRow, Mode } from './kernel.ts';
+import type { SamplerSettings } from './sampling.ts';
 
 /** Positions a page of the KV cache holds. */
 export const PAGE_ROWS = 64;
@@ -16,7 +18,7 @@ export const PAGE_ROWS = 64;
 /** One run of the graph over T rows. */
 export interface Step {
   readonly mode: Mode;
-  /** [T] */
+  /** [T] Of a {@link Drawer}'s runs also {@link drawnIn} a slot. */
   readonly tokens: Int32Array;
   /** [T] Each row's position in its own sequence. */
   readonly positions: Int32Array;
@@ -26,15 +28,19 @@ export interface Step {
   readonly pageTables: readonly Int32Array[];
   /** Which rows' logits are wanted, ascending. May be none. */
   readonly wanted: Int32Array;
+  /** [T, width] What the part before gave, for a graph that begins with an `incoming` operation. Read before `run` returns. */
+  readonly incoming?: Float32Array;
 }
 
 export interface Executable {
   /**
-   * Runs the graph; `step.tokens.length` is at most the plan's rows for the mode. Returns [wanted, vocabulary] logits,
-   * valid until the next run.
+   * Runs the graph; `step.tokens.length` is at most the plan's rows for the mode. Returns [wanted, vocabulary] logits, of a
+   * part with an `outgoing` value all its rows [T, width]; valid until the next run.
    * @throws NonFiniteError `non_finite` naming the layer where a value stopped being finite.
    */
   run(step: Step): Promise<Float32Array>;
+  /** Draws tokens where the logits are. Absent where only the host does. */
+  readonly drawer?: Drawer;
   /** After a run, a copy of a named value [T, width], where the backend still has it (the reference keeps all). */
   value?(name: string): Float32Array | Promise<Float32Array>;
   /**
@@ -47,6 +53,49 @@ export interface Executable {
   /** Bytes held at the most, as the backend counted them. */
   readonly bytes: number;
   dispose(): Promise<void>;
+}
+
+/** Stands for a token: the one that was drawn last in a slot, whether the host has seen it or not. */
+export function drawnIn(slot: number): number {
+  return ~slot;
+}
+
+/** A token to draw. */
+export interface Draw {
+  readonly settings: SamplerSettings;
+  /** The request's own: no other draw of the run has it. */
+  readonly slot: number;
+  /** Tokens of the request's prompt. */
+  readonly prompt: number;
+  /** Tokens drawn for the request before this one, seen by the host or not; the random number's index. */
+  readonly index: number;
+}
+
+/** By draw: the token, or what is wrong with the row's logits. */
+export type Drawn = readonly (number | ConclaveError)[];
+
+/**
+ * Draws tokens on the device, the same ones as the host's sampler, so that a step can be sent before the one that gives its
+ * tokens has been read. Calls take effect in the order in which they are made, `run` of the executable among them, whatever
+ * is still on its way: nobody needs to wait for a run whose cache pages or slots are given to somebody else.
+ */
+export interface Drawer {
+  /** Requests that can draw at once, each in a slot: 0 … slots − 1. */
+  readonly slots: number;
+  /** Whether tokens are drawn by these settings: true, or why not, as a phrase. */
+  takes(settings: SamplerSettings): true | string;
+  /**
+   * A request takes a slot.
+   * @param tokens its prompt and all that was drawn for it so far, for the penalties to look back on
+   */
+  begin(slot: number, settings: SamplerSettings, tokens: ArrayLike<number>): void;
+  /**
+   * Runs a step and draws a token from each wanted row's logits; settles when they have come to the host. `step` and
+   * `draws` are read before it returns.
+   * @param draws by wanted row
+   * @throws DeviceLostError `device_lost` and other errors of the run; what is wrong with one row is in `Drawn`
+   */
+  draw(step: Step, draws: readonly Draw[]): Promise<Drawn>;
 }
 
 /** Where the time of a run of the graph goes. */
@@ -84,7 +133,7 @@ export interface LoadProgress {
 
 export interface PrepareRequest {
   readonly plan: Plan;
-  /** What placing has made for this backend already (`programOf`); absent: it is made again, the same. */
+  /** What placing has made for this backend already (`programsOf`); absent: it is made again, the same. */
   readonly program?: unknown;
   readonly spec: ModelSpec;
   readonly graph: Graph;

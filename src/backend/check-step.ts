@@ -1,11 +1,15 @@
 /** What a step must be before any of it is written to shared memory: kernels trust every number they find there. */
 
 import { InternalError } from '../errors.ts';
+import type { Graph } from '../model/graph.ts';
 import type { Plan } from '../plan/plan.ts';
-import { PAGE_ROWS, type Step } from './backend.ts';
+import { drawnIn, PAGE_ROWS, type Step } from './backend.ts';
 
-/** @throws InternalError `internal` for a row that the plan has no place for. */
-export function checkStep(step: Step, plan: Plan, vocabulary: number): void {
+/**
+ * @param slots of which a token may be the one drawn last
+ * @throws InternalError `internal` for a row that the plan has no place for.
+ */
+export function checkStep(step: Step, plan: Plan, vocabulary: number, slots = 0): void {
   const { mode, tokens, positions, sequences, pageTables, wanted } = step;
   const rows = tokens.length;
   if (rows === 0 || rows > plan.maxRows[mode]) {
@@ -24,13 +28,33 @@ export function checkStep(step: Step, plan: Plan, vocabulary: number): void {
   for (let row = 0; row < rows; row++) {
     const token = tokens[row] as number;
     const position = positions[row] as number;
-    if (token < 0 || token >= vocabulary)
+    if (token < drawnIn(slots - 1) || token >= vocabulary)
       throw new InternalError(`token ${token} is outside the vocabulary of ${vocabulary}`);
     const table = pageTables[sequences[row] as number];
     if (table === undefined || position < 0 || position >= table.length * PAGE_ROWS || position >= plan.context) {
       throw new InternalError(`row ${row} is at position ${position}, which its sequence has no page for`);
     }
   }
+}
+
+/**
+ * The rows that a graph gets from outside, where it gets any.
+ * @throws InternalError `internal` when they are not there, or are others than the step has
+ */
+export function incomingRows(
+  graph: Graph,
+  step: Step,
+): { readonly name: string; readonly rows: Float32Array } | undefined {
+  const operation = graph.operations.find(({ kind }) => kind === 'incoming');
+  if (operation === undefined) return undefined;
+  const name = operation.output;
+  const expected = step.tokens.length * (graph.widths[name] as number);
+  if (step.incoming?.length !== expected) {
+    throw new InternalError(
+      `a part of the model was given ${step.incoming?.length ?? 'no'} values, expected ${expected}`,
+    );
+  }
+  return { name, rows: step.incoming };
 }
 
 function checkPages(pageTables: readonly Int32Array[], plan: Plan): void {

@@ -50,6 +50,10 @@ export interface KernelRow {
   /** true, or the reason why not, as a phrase: `needs rows of a multiple of 256 values, found 96`. */
   accepts(request: KernelRequest): true | string;
   readonly tolerance: Tolerance;
+  /**
+   * GPU: stays within what it binds even where the device checks no bounds, and passes its tests without those checks, too.
+   */
+  readonly unchecked?: true;
   /** What this row does to a weight when it is stored, as `plan` prints it: `interleave4`. Absent: stored as in the file. */
   readonly layout?: string;
 }

@@ -20,7 +20,10 @@ export async function loadModel(
   try {
     const model = await load(modelOf(values), loadOptions(values, { signal, onProgress: progress.update }));
     loaded = true;
-    const { context: length, contextReason } = model.plan;
+    const { context: length, contextReason, device, deviceReason } = model.plan;
+    if (deviceReason !== undefined) {
+      await write(context.stderr, `conclave: runs on the ${device.toUpperCase()}: ${printable(deviceReason)}\n`);
+    }
     if (contextReason.includes('beyond')) {
       await write(context.stderr, `conclave: a context of ${length} tokens, ${contextReason}: answers may get worse\n`);
     }

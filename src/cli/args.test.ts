@@ -33,6 +33,11 @@ function samples(spec: FlagSpec): {
         good: spec.choices.map((choice) => [choice, choice] as const),
         bad: ['', 'nothing', spec.choices[0]!.toUpperCase()],
       };
+    case 'form':
+      return {
+        good: spec.examples.map((example) => [example, example] as const),
+        bad: ['', 'nothing', ...spec.examples.map((example) => `${example}x`)],
+      };
     case 'bytes':
       return {
         good: [

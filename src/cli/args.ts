@@ -25,6 +25,14 @@ export type FlagSpec = FlagBase &
     | { readonly kind: 'list'; readonly value: string }
     | { readonly kind: 'choice'; readonly choices: readonly string[] }
     | { readonly kind: 'whole' | 'number'; readonly value: string; readonly min?: number; readonly max?: number }
+    /** A text of a certain form; `expected` says which, and `examples` are of it. */
+    | {
+        readonly kind: 'form';
+        readonly value: string;
+        readonly form: RegExp;
+        readonly expected: string;
+        readonly examples: readonly string[];
+      }
     /** A size in bytes: `268435456`, `256MiB`, `4GB`. */
     | { readonly kind: 'bytes'; readonly value: string; readonly min: number }
     /** A JSON object. */
@@ -145,6 +153,8 @@ function readValue(spec: FlagSpec, text: string): unknown {
   switch (spec.kind) {
     case 'choice':
       return spec.choices.includes(text) ? text : undefined;
+    case 'form':
+      return spec.form.test(text) ? text : undefined;
     case 'whole':
     case 'number': {
       if (!(spec.kind === 'whole' ? /^[+-]?\d+$/ : /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i).test(text))
@@ -179,6 +189,8 @@ function expectation(spec: FlagSpec): string {
   switch (spec.kind) {
     case 'choice':
       return `one of ${spec.choices.join(', ')}`;
+    case 'form':
+      return spec.expected;
     case 'whole':
     case 'number': {
       const what = spec.kind === 'whole' ? 'a whole number' : 'a number';

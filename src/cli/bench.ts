@@ -12,7 +12,7 @@ import { measureBandwidth } from './bandwidth.ts';
 import { type BenchProfile, type BenchResult, describeBench, type Series } from './bench-text.ts';
 import { type Context, write } from './context.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
-import { benchFlags } from './flags.ts';
+import { benchFlags, shapeLines } from './flags.ts';
 import { showCount, toJson } from './format.ts';
 import { modelNameOf } from './options.ts';
 
@@ -24,19 +24,24 @@ export const benchHelp = `Measure prefill and decode speed.
   conclave bench -m model.gguf -p 512 -n 128 -r 5
   conclave bench --synthetic qwen3-30b-a3b --device gpu -d 512
 
-Prefill: a prompt of random token ids in an empty session. Decode: tokens generated greedily after a prompt of random
-tokens, one by default (-d), the end-of-text token ending nothing; the prompt is read once, but for its last token, which
-is another one each time. A warm-up run of each comes first and does not count.
+Prefill: a prompt of random token ids in an empty session. Decode: tokens generated greedily after a
+prompt of random tokens, one by default (-d), the end-of-text token ending nothing; the prompt is
+read once, but for its last token, which is another one each time. A warm-up run of each comes first
+and does not count.
 
-Memory bandwidth, on the CPU: as many threads as the model used each read their share of 512 MiB (at most a quarter of
-the free memory) with 128-bit loads, all at once, six times; on the GPU: a kernel reads 64 MiB to 1 GiB, eight times. The
-best pass counts. The share of it is what a token reads, the weights that it uses and the cache of those before it, times
-decoded tokens a second, over that. More than 100% means that weights stay in the processor's caches.
+Memory bandwidth, on the CPU: as many threads as the model used each read their share of 512 MiB (at
+most a quarter of the free memory) with 128-bit loads, all at once, six times; on the GPU: a kernel
+reads 64 MiB to 1 GiB, eight times. The best pass counts. The share of it is what a token reads, the
+weights that it uses and the cache of those before it, times decoded tokens a second, over that.
+More than 100% means that weights stay in the processor's caches.
 
-On the GPU a prompt and a decoded token in the middle of the test are measured by kernel besides, each dispatch in a pass
-of its own by the GPU's clock, the same kernel of all layers as one; medians of ${PROFILE_REPETITIONS} runs.
+On the GPU a prompt and a decoded token in the middle of the test are measured by kernel besides,
+each dispatch in a pass of its own by the GPU's clock, the same kernel of all layers as one; medians
+of ${PROFILE_REPETITIONS} runs.
 
 ${describeFlags(benchFlags)}
+
+${shapeLines}
 `;
 
 /** @throws UsageError `usage`; what loading and generating throw; Interrupted after Ctrl-C. */

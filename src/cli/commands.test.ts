@@ -4,6 +4,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { fakeLibrary, plan, world } from '../../test/support/cli-world.ts';
 import { CorruptFileError, Refusal } from '../errors.ts';
+import { shapes } from '../synthetic/shapes.ts';
 import { main } from './commands.ts';
 
 const words = fakeLibrary(() => ['A glacier', ' is ice.']);
@@ -87,6 +88,19 @@ test('help and version', async () => {
     assert.equal(await main([command, '--help'], context), 0);
     assert.match(out(), /-h, --help/);
     assert.equal(out().includes('without it: a chat'), command === 'run');
+    for (const shape of Object.keys(shapes)) {
+      assert.equal(
+        new RegExp(`[ \n]${shape}[,.]`).test(out()),
+        ['plan', 'bench'].includes(command),
+        `${command}: ${shape}`,
+      );
+    }
+    assert.deepEqual(
+      out()
+        .split('\n')
+        .filter((line) => line.length > 120),
+      [],
+    );
     assert.equal(err(), '');
     const all = world(words.library);
     await main([], all.context);

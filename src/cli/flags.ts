@@ -2,6 +2,7 @@
 
 import { shapes } from '../synthetic/shapes.ts';
 import type { FlagTable } from './args.ts';
+import { wrap } from './format.ts';
 
 export const flags = {
   model: {
@@ -13,7 +14,7 @@ export const flags = {
   synthetic: {
     kind: 'text',
     value: 'SHAPE',
-    about: `random weights, no file: ${Object.keys(shapes).join(', ')}`,
+    about: 'random weights in the shape of a real model, without a file',
   },
   prompt: { short: 'p', kind: 'text', value: 'TEXT', about: 'what to say to the model; without it: a chat' },
   file: { short: 'f', kind: 'text', value: 'FILE', about: 'read the prompt from a file; - is standard input' },
@@ -58,9 +59,38 @@ export const flags = {
   'ctx-size': { short: 'c', kind: 'whole', value: 'N', min: 1, about: 'context length in tokens (default: see plan)' },
   threads: { short: 't', kind: 'whole', value: 'N', min: 1, max: 1024, about: 'worker threads (default: the cores)' },
   'batch-size': { short: 'b', kind: 'whole', value: 'N', min: 1, about: 'tokens of a prompt computed at once (512)' },
-  device: { kind: 'choice', choices: ['cpu', 'gpu', 'reference'], about: 'where it runs (cpu)' },
+  device: {
+    kind: 'form',
+    value: 'DEVICE',
+    form: /^(auto|cpu|gpu|gpu:\d{1,3}|reference)$/,
+    expected: 'one of auto, cpu, gpu, gpu:0, gpu:1 …, reference',
+    examples: ['auto', 'cpu', 'gpu', 'gpu:0', 'gpu:12', 'reference'],
+    about: 'where it runs: cpu (default), gpu, gpu:N, auto, reference',
+  },
+  'gpu-layers': {
+    short: 'g',
+    aliases: ['n-gpu-layers'],
+    kind: 'form',
+    value: 'N',
+    form: /^(auto|-1|\d{1,6})$/,
+    expected: 'a whole number from 0 on, -1 or auto',
+    examples: ['auto', '-1', '0', '17'],
+    about: 'layers on the GPU, the rest on the CPU; auto: what fits (default)',
+  },
+  'gpu-memory': {
+    kind: 'bytes',
+    value: 'SIZE',
+    min: 1,
+    about: "the GPU's memory that may be used (default: all of it)",
+  },
+  'gpu-checks': { kind: 'switch', about: "keep the GPU driver's checks of bounds and commands (slower)" },
   kv: { kind: 'choice', choices: ['f16', 'f32'], about: 'number format of the KV cache (default: see plan)' },
-  memory: { kind: 'bytes', value: 'SIZE', min: 1, about: 'memory that may be used (default: what is free)' },
+  memory: {
+    kind: 'bytes',
+    value: 'SIZE',
+    min: 1,
+    about: "the machine's memory that may be used (default: what is free)",
+  },
   'ignore-key': { kind: 'list', value: 'NAME', about: 'run although this metadata key or tensor is not understood' },
   'arena-bytes': { kind: 'bytes', value: 'SIZE', min: 65_536, hidden: true, about: 'upper bound of one arena' },
 
@@ -92,8 +122,23 @@ export const flags = {
   help: { short: 'h', kind: 'switch', about: 'print this help' },
 } as const satisfies FlagTable;
 
+/** The shapes of `--synthetic`, for help. */
+export const shapeLines = wrap(`Shapes: ${Object.keys(shapes).join(', ')}.`, 96).join('\n');
+
 const output = ['json', 'verbose', 'help'] as const;
-const placement = ['ctx-size', 'threads', 'batch-size', 'device', 'kv', 'memory', 'ignore-key', 'arena-bytes'] as const;
+const placement = [
+  'ctx-size',
+  'threads',
+  'batch-size',
+  'device',
+  'gpu-layers',
+  'gpu-memory',
+  'gpu-checks',
+  'kv',
+  'memory',
+  'ignore-key',
+  'arena-bytes',
+] as const;
 
 export const runFlags = pick([
   'model',

@@ -8,7 +8,7 @@ import { checkGenerateOptions } from '../engine/options.ts';
 import type { GenerateOptions, LoadOptions } from '../engine/types.ts';
 import { UsageError } from '../errors.ts';
 import type { SourceInput } from '../format/source.ts';
-import type { PlanOptions } from '../plan/plan.ts';
+import type { DeviceOption, PlanOptions } from '../plan/plan.ts';
 import { syntheticModel } from '../synthetic/source.ts';
 import type { ParsedArguments } from './args.ts';
 import { bundledModel } from './context.ts';
@@ -23,8 +23,12 @@ type RunValues = ParsedArguments<typeof runFlags>['values'];
 
 /** What `plan`, `run` and `bench` ask of the plan. */
 export function planOptions(values: PlanValues): PlanOptions {
+  const layers = values['gpu-layers'];
   return given({
-    device: values.device,
+    device: values.device as DeviceOption | undefined,
+    gpuLayers: layers === undefined || layers === 'auto' ? layers : Number(layers),
+    gpuMemoryBytes: values['gpu-memory'],
+    gpuChecks: values['gpu-checks'],
     threads: values.threads,
     context: values['ctx-size'],
     batch: values['batch-size'],

@@ -4,7 +4,7 @@ import { explain } from '../plan/explain.ts';
 import { describeFlags, parseFlags, refusePositional } from './args.ts';
 import { type Context, write } from './context.ts';
 import type { ExitCode } from './fail.ts';
-import { planFlags } from './flags.ts';
+import { planFlags, shapeLines } from './flags.ts';
 import { printable, toJson } from './format.ts';
 import { modelOf, planOptions } from './options.ts';
 
@@ -15,6 +15,8 @@ export const planHelp = `Show what would run where, with which kernels, in how m
 A model that cannot run is refused with every reason, and the exit code is 1.
 
 ${describeFlags(planFlags)}
+
+${shapeLines}
 `;
 
 /** @throws UsageError `usage`; Refusal `refused` with every reason; what reading the file throws. */

@@ -3,8 +3,10 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { type Asked, fakeLibrary, world } from '../../test/support/cli-world.ts';
+import type { LoadOptions } from '../engine/types.ts';
 import { UsageError } from '../errors.ts';
 import { main } from './commands.ts';
+import type { Library } from './context.ts';
 import { DEFAULT_QUESTION } from './run.ts';
 
 const words = fakeLibrary(() => ['A glacier', ' is ice.']);
@@ -76,6 +78,39 @@ test('every placement flag reaches the library under its name', async () => {
     ignoreKeys: ['a', 'b'],
     arenaBytes: 8 * 2 ** 20,
   });
+});
+
+test('the device, its layers and its memory reach the library as what they mean', async () => {
+  const means: readonly (readonly [string, LoadOptions])[] = [
+    ['--device gpu:1 -g 3 --gpu-memory 2GiB', { device: 'gpu:1', gpuLayers: 3, gpuMemoryBytes: 2 ** 31 }],
+    ['--gpu-layers auto', { gpuLayers: 'auto' }],
+    ['--n-gpu-layers -1', { gpuLayers: -1 }],
+    ['-g 0', { gpuLayers: 0 }],
+    ['--device auto', { device: 'auto' }],
+  ];
+  for (const [line, expected] of means) {
+    const { library, asked } = fakeLibrary(() => ['x']);
+    assert.equal(await main(['run', '-p', 'x', ...line.split(' ')], world(library).context), 0);
+    const { signal, onProgress, ...options } = asked[0]!.load;
+    assert.deepEqual(options, expected, line);
+  }
+});
+
+test('a CPU that serves for want of a GPU is told once, in one line', async () => {
+  const { library } = fakeLibrary(() => ['x']);
+  const load: Library['load'] = async (source, options) => {
+    const model = await library.load(source, options);
+    return { ...model, plan: { ...model.plan, device: 'cpu', deviceReason: 'no GPU was found\x1b' } };
+  };
+  const { context, out, err } = world({ ...library, load });
+  assert.equal(await main(['run', '--device', 'auto', '-p', 'x'], context), 0);
+  assert.equal(out(), 'x\n');
+  assert.equal(
+    err()
+      .match(/^conclave: .*$/gm)
+      ?.join(),
+    'conclave: runs on the CPU: no GPU was found\\x1b',
+  );
 });
 
 test('--raw hands the text over as it is', async () => {

@@ -38,18 +38,18 @@ export interface BootedEngine {
 /** Starts a worker for a model to come; terminate it if none does. */
 export function bootEngine(
   platform: Pick<Platform, 'spawnWorker'>,
-  device: Pick<EngineBoot, 'device' | 'threads'>,
+  boot: Pick<EngineBoot, 'devices' | 'threads'>,
 ): BootedEngine {
   const flags =
     typeof SharedArrayBuffer === 'undefined' ? undefined : new SharedArrayBuffer(FLAGS * Int32Array.BYTES_PER_ELEMENT);
-  return { worker: platform.spawnWorker('engine-worker', { ...device, flags } satisfies EngineBoot), flags };
+  return { worker: platform.spawnWorker('engine-worker', { ...boot, flags } satisfies EngineBoot), flags };
 }
 
 export interface EngineStart {
   readonly booted: BootedEngine;
   readonly plan: Plan;
-  /** Of `programOf`, where there is one. */
-  readonly program?: unknown;
+  /** Of `programsOf`, where there are any. */
+  readonly programs?: readonly unknown[];
   readonly spec: ModelSpec;
   readonly graph: Graph;
   readonly weights: Weights;
@@ -100,7 +100,7 @@ export class EngineClient {
     }
   }
 
-  private constructor({ booted, plan, program, spec, graph, weights, sources, onProgress }: EngineStart) {
+  private constructor({ booted, plan, programs, spec, graph, weights, sources, onProgress }: EngineStart) {
     this.#flags = booted.flags && new Int32Array(booted.flags);
     this.#sources = sources;
     this.#onProgress = onProgress;
@@ -111,7 +111,7 @@ export class EngineClient {
     this.#worker.postMessage({
       type: 'prepare',
       plan,
-      program,
+      programs,
       spec,
       graph,
       weights: [...weights.values()],

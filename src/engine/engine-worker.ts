@@ -1,19 +1,21 @@
 /** The entry file of the engine's own worker. */
 
 import type { Backend } from '../backend/backend.ts';
+import type { DeviceName } from '../plan/plan.ts';
 import { platform } from '../platform/index.ts';
 import { workerPort } from '../platform/worker-port.ts';
 import type { EngineBoot } from './protocol.ts';
 
 const port = await workerPort();
-const { device, threads } = port.data as EngineBoot;
+const { devices, threads } = port.data as EngineBoot;
 // Before anything is loaded here: the pool's workers take as long to start as this one.
 const place = await platform();
-const workers =
-  device === 'cpu' ? Array.from({ length: threads - 1 }, () => place.spawnWorker('cpu-worker', undefined)) : [];
+const workers = devices.includes('cpu')
+  ? Array.from({ length: threads - 1 }, () => place.spawnWorker('cpu-worker', undefined))
+  : undefined;
 
-/** Only the code of the device that is used is loaded. */
-async function backendFor(): Promise<Backend> {
+/** Only the code of devices that are used is loaded. */
+async function backendFor(device: DeviceName): Promise<Backend> {
   switch (device) {
     case 'reference':
       return (await import('../backend/reference/backend.ts')).referenceBackend;

@@ -1,18 +1,21 @@
 /** From a source to a model that answers, or to the plan of one. */
 
 import { findAdapter } from '../backend/gpu/device.ts';
+import { Refusal } from '../errors.ts';
 import type { ModelFile } from '../format/model-file.ts';
 import { openModelFile } from '../format/open.ts';
 import type { SourceInput } from '../format/source.ts';
 import { buildGraph } from '../model/decoder.ts';
 import type { Graph } from '../model/graph.ts';
 import { type ReadModel, readModel } from '../model/read-model.ts';
+import { adapterNumber, checkDevices, type GpuFacts, gpuUse, reasonOf } from '../plan/devices.ts';
 import { explain } from '../plan/explain.ts';
-import { plan as makePlan, programOf } from '../plan/place.ts';
-import type { Plan, PlanOptions } from '../plan/plan.ts';
+import { plan as makePlan, programsOf } from '../plan/place.ts';
+import type { DeviceName, Plan, PlanOptions } from '../plan/plan.ts';
 import { type Platform, platform } from '../platform/index.ts';
 import { readTokenizer, type Tokenizer } from '../tokenizer/index.ts';
 import { type BootedEngine, bootEngine, EngineClient } from './engine-client.ts';
+import { startOrFallBack } from './fallback.ts';
 import { type FileSampling, readFileSampling } from './file-defaults.ts';
 import { LoadedModel } from './model.ts';
 import { checkLoadOptions, checkThreads } from './options.ts';
@@ -29,15 +32,17 @@ interface Opened {
   readonly graph: Graph;
   readonly sampling: FileSampling;
   readonly plan: Plan;
-  readonly info: ModelInfo;
+  /** The plan where the GPU is not to be had. */
+  planWithoutGpu(reason: string): Plan;
 }
 
 /**
  * Loads a model: reads its file's head, plans, streams the weights to their places, and starts its engine in a worker.
  * @param source a path (Node), an http(s) address whose server answers range requests, a File or Blob, or a byte source
  * @throws SourceError `source` when it cannot be opened or read; CorruptFileError `corrupt_file`; Refusal `refused` for a
- * sound file that is not supported; UsageError `usage` for a bad option; OutOfMemoryError `out_of_memory`;
- * `signal.reason` when aborted
+ * sound file that is not supported, and for a GPU that is not there; UsageError `usage` for a bad option; OutOfMemoryError
+ * `out_of_memory`; DeviceLostError `device_lost` when the GPU fails; `signal.reason` when aborted. With device `auto` the
+ * CPU serves where the GPU cannot, and `plan.deviceReason` says why.
  */
 export async function load(source: SourceInput, options: LoadOptions = {}): Promise<Model> {
   checkLoadOptions(options);
@@ -70,7 +75,13 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
   const { signal, onProgress, ...planOptions } = options;
   const place = await platform();
   checkThreads(options.threads, place.threads());
+  const threads = options.threads ?? place.threads();
   let booted: BootedEngine | undefined;
+  const boot = (devices: readonly DeviceName[]): BootedEngine => {
+    booted = bootEngine(place, { devices, threads });
+    booted.worker.unref();
+    return booted;
+  };
   let file: ModelFile | undefined;
   const abandoned = new AbortController();
   // While a read is awaited nothing else would end the worker.
@@ -79,23 +90,27 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
   try {
     const opened = await open(place, source, planOptions, () => {
       // Reading the file's head and planning takes about as long as starting workers.
-      booted = bootEngine(place, { device: options.device ?? 'cpu', threads: options.threads ?? place.threads() });
-      booted.worker.unref();
+      boot(sureDevices(planOptions));
     });
-    const { model, graph, sampling, plan, info } = opened;
+    const { model, graph, sampling } = opened;
+    const { sources } = opened.file;
     file = opened.file;
     signal?.throwIfAborted();
-    const starting = EngineClient.start({
-      booted: booted as BootedEngine,
-      plan,
-      program: programOf(plan),
-      spec: model.spec,
-      graph,
-      weights: model.weights,
-      sources: file.sources,
-      onProgress,
-      signal: signal === undefined ? abandoned.signal : AbortSignal.any([signal, abandoned.signal]),
-    });
+    let starts = 0;
+    const start = (made: Plan) =>
+      EngineClient.start({
+        // The worker of an engine that failed is gone.
+        booted: starts++ === 0 ? (booted as BootedEngine) : boot(['cpu']),
+        plan: made,
+        programs: programsOf(made),
+        spec: model.spec,
+        graph,
+        weights: model.weights,
+        sources,
+        onProgress,
+        signal: signal === undefined ? abandoned.signal : AbortSignal.any([signal, abandoned.signal]),
+      });
+    const starting = startOrFallBack({ ...opened, options: planOptions, start });
     // The vocabulary is read while the engine gets its memory; what goes wrong there is heard when it is awaited.
     starting.catch(() => {});
     let tokenizer: Tokenizer;
@@ -106,7 +121,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
       await starting.catch(() => {});
       throw error;
     }
-    const engine = await starting;
+    const { engine, plan } = await starting;
     const templates = chatTemplates(place, tokenizer, file.name);
     return new LoadedModel({
       file,
@@ -114,7 +129,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
       tokenizer,
       templates,
       sampling: sampling.defaults,
-      info,
+      info: describe(file, model, plan),
       plan: printable(plan),
     });
   } catch (error) {
@@ -137,13 +152,34 @@ export async function planModel(
   checkLoadOptions(options);
   const place = await platform();
   checkThreads(options.threads, place.threads());
-  const { file, plan, info } = await open(place, source, options);
+  const { file, model, plan } = await open(place, source, options);
   try {
     readTokenizer(file.metadata, file.name);
   } finally {
     await file.close();
   }
-  return { plan: printable(plan), info };
+  return { plan: printable(plan), info: describe(file, model, plan) };
+}
+
+/** What a plan will use whatever the machine has. */
+function sureDevices(options: PlanOptions): readonly DeviceName[] {
+  if (gpuUse(options) !== 'none') return [];
+  return [options.device === 'reference' ? 'reference' : 'cpu'];
+}
+
+/**
+ * The GPU, where a plan may use one.
+ * @throws Refusal `refused` where it must be there and is not
+ */
+async function findGpu(place: Platform, options: PlanOptions): Promise<GpuFacts> {
+  const use = gpuUse(options);
+  if (use === 'none') return {};
+  try {
+    return { adapter: await findAdapter(place, { number: adapterNumber(options) }) };
+  } catch (error) {
+    if (use === 'asked' || !(error instanceof Refusal)) throw error;
+    return { noGpu: reasonOf(error) };
+  }
 }
 
 /** @param onOpened called once there is a file to read */
@@ -153,6 +189,7 @@ async function open(
   options: PlanOptions,
   onOpened?: () => void,
 ): Promise<Opened> {
+  checkDevices(options);
   const modelSource = await place.openSource(source);
   onOpened?.();
   let file: ModelFile;
@@ -167,20 +204,28 @@ async function open(
     const model = readModel(file, { ignoreKeys: options.ignoreKeys });
     const sampling = readFileSampling(metadata, name);
     const graph = buildGraph(model.spec);
-    const plan = makePlan({
-      spec: model.spec,
+    const planWith = (gpu: GpuFacts) =>
+      makePlan({
+        spec: model.spec,
+        graph,
+        weights: model.weights,
+        ignored: [...model.ignored, ...sampling.ignored],
+        options,
+        platform: {
+          threads: place.threads(),
+          freeMemoryBytes: place.freeMemoryBytes(),
+          features: place.features(),
+          ...gpu,
+        },
+      });
+    return {
+      file,
+      model,
       graph,
-      weights: model.weights,
-      ignored: [...model.ignored, ...sampling.ignored],
-      options,
-      platform: {
-        threads: place.threads(),
-        freeMemoryBytes: place.freeMemoryBytes(),
-        features: place.features(),
-        adapter: options.device === 'gpu' ? await findAdapter(place) : undefined,
-      },
-    });
-    return { file, model, graph, sampling, plan, info: describe(file, model, plan) };
+      sampling,
+      plan: planWith(await findGpu(place, options)),
+      planWithoutGpu: (noGpu) => planWith({ noGpu }),
+    };
   } catch (error) {
     await file.close();
     throw error;

@@ -4,8 +4,9 @@
  */
 
 import type { Backend, DeviceBandwidth, Executable } from '../backend/backend.ts';
+import { prepareParts } from '../backend/parts.ts';
 import { recordError } from '../errors.ts';
-import type { Plan } from '../plan/plan.ts';
+import type { DeviceName, Plan } from '../plan/plan.ts';
 import type { WorkerPort } from '../platform/platform.ts';
 import { PagePool, Timeline } from './kv-cache.ts';
 import { PortSources } from './port-source.ts';
@@ -22,8 +23,9 @@ import {
   type ReadReply,
   type Timing,
 } from './protocol.ts';
+import { Request } from './request.ts';
 import { Sampler, SamplerWorkspace } from './sampler.ts';
-import { Request, Scheduler } from './scheduler.ts';
+import { Scheduler } from './scheduler.ts';
 
 /** `tokens` messages that may be on their way before the loop gathers tokens instead of posting each. */
 const MESSAGES_AHEAD = 4;
@@ -32,8 +34,8 @@ const MESSAGE_INTERVAL_MS = 20;
 /** A progress message is posted for every so many parts of the whole. */
 const PROGRESS_PARTS = 200;
 
-/** Gives the backend of the device that the worker was booted for. */
-export type BackendFor = () => Promise<Backend>;
+/** Gives the backend of a device. */
+export type BackendFor = (device: DeviceName) => Promise<Backend>;
 
 /** Prepares the model and serves until it is disposed or breaks. Never rejects: what goes wrong is posted. */
 export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promise<void> {
@@ -49,17 +51,22 @@ export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promi
     else mail.deliver(received);
   });
   try {
-    const backend = await backendFor();
+    // Loaded while the plan is made.
+    await Promise.all(boot.devices.map(backendFor));
     const data = await prepare.promise;
-    const executable = await backend.prepare({
-      plan: data.plan,
-      program: data.program,
-      spec: data.spec,
-      graph: data.graph,
-      weights: new Map(data.weights.map((weight) => [weight.name, weight])),
-      sources: data.sources.map((source, index) => sources.source(index, source)),
-      onProgress: throttle(post),
-    });
+    const { plan, programs, spec, graph } = data;
+    const executable = await prepareParts(
+      {
+        plan,
+        programs,
+        spec,
+        graph,
+        weights: new Map(data.weights.map((weight) => [weight.name, weight])),
+        sources: data.sources.map((source, index) => sources.source(index, source)),
+        onProgress: throttle(post),
+      },
+      backendFor,
+    );
     post({ type: 'ready', bytes: executable.bytes });
     await new EngineLoop({ post, mail, data, executable }).run();
     await executable.dispose();
@@ -221,9 +228,11 @@ class EngineLoop {
         this.#timelines.delete(command.session);
         break;
       case 'logits':
+        await this.#scheduler.settle();
         await this.#logits(command.request, command.tokens);
         break;
       case 'profile':
+        await this.#scheduler.settle();
         await this.#profile(command);
         break;
     }
@@ -238,10 +247,9 @@ class EngineLoop {
     timeline.rewind(keep);
     const sampler = new Sampler(settings, this.#workspace);
     sampler.observePrompt(prompt);
-    const rows = prompt.subarray(timeline.length);
     try {
       this.#scheduler.add(
-        new Request({ id, timeline, prompt: rows, sampler, maxTokens, endTokens: new Set(endTokens) }),
+        new Request({ id, timeline, prompt, settings, sampler, maxTokens, endTokens: new Set(endTokens) }),
       );
     } catch (error) {
       this.#post({ type: 'failed', request: id, error: recordError(error), ...outcome(timeline) });

@@ -3,6 +3,7 @@
 import { randomSeed } from '../backend/random.ts';
 import type { SamplerSettings } from '../backend/sampling.ts';
 import { UsageError } from '../errors.ts';
+import { isDevice } from '../plan/devices.ts';
 import {
   abortSignal,
   type Check,
@@ -41,7 +42,11 @@ const shift = numberFrom(-MAX_SHIFT, MAX_SHIFT);
 export const repeatFactor: Check = numberFrom(1 / MAX_FACTOR, MAX_FACTOR);
 
 const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
-  device: oneOf('cpu', 'gpu', 'reference'),
+  device: (value) => (isDevice(value) ? undefined : "'auto', 'cpu', 'gpu', 'gpu:0', 'gpu:1' … or 'reference'"),
+  gpuLayers: (value) =>
+    value === 'auto' ? undefined : wholeFrom(-1)(value) && "a whole number from 0 on, -1 or 'auto'",
+  gpuMemoryBytes: wholeFrom(1),
+  gpuChecks: flag,
   threads: wholeFrom(1, 1024),
   context: wholeFrom(1),
   batch: wholeFrom(1, MAX_BATCH),

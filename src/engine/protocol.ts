@@ -15,7 +15,8 @@ import type { FinishReason, Profile } from './types.ts';
 
 /** What the worker is started with, before the model is planned: enough to get its device ready. */
 export interface EngineBoot {
-  readonly device: DeviceName;
+  /** Devices that the plan is sure to use: their code is loaded and their workers are started while it is made. */
+  readonly devices: readonly DeviceName[];
   readonly threads: number;
   /** Int32 [{@link FLAGS}]; absent where the runtime has no shared memory. */
   readonly flags?: SharedArrayBuffer;
@@ -28,7 +29,8 @@ export type SourceFacts = Pick<ByteSource, 'name' | 'size' | 'repeats'>;
 export interface PrepareCommand {
   readonly type: 'prepare';
   readonly plan: Plan;
-  readonly program?: unknown;
+  /** Of `programsOf`, where there are any. */
+  readonly programs?: readonly unknown[];
   readonly spec: ModelSpec;
   readonly graph: Graph;
   readonly weights: readonly Weight[];

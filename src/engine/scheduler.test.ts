@@ -1,90 +1,11 @@
 import assert from 'node:assert/strict';
 import { suite, test } from 'node:test';
-import { FakeExecutable, type FakeOptions } from '../../test/support/fake-executable.ts';
+import { alone, hostBench, promptOf } from '../../test/support/scheduler-bench.ts';
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
-import type { SamplerSettings } from '../backend/sampling.ts';
 import { NonFiniteError, OutOfMemoryError } from '../errors.ts';
-import { PagePool, Timeline } from './kv-cache.ts';
-import { Sampler } from './sampler.ts';
-import { Request, Scheduler } from './scheduler.ts';
-
-const VOCABULARY = 61;
-const sampling: SamplerSettings = {
-  temperature: 1,
-  topK: 20,
-  topP: 0.95,
-  minP: 0,
-  repeatPenalty: 1.1,
-  presencePenalty: 0.1,
-  frequencyPenalty: 0.1,
-  penaltyWindow: 64,
-  logitBias: [],
-  seed: 3,
-};
-
-class Bench {
-  readonly executable: FakeExecutable;
-  readonly pool: PagePool;
-  readonly tokens = new Map<number, number[]>();
-  readonly ends = new Map<number, unknown>();
-  readonly scheduler: Scheduler;
-  readonly #context: number;
-
-  constructor(options: Partial<FakeOptions> & { readonly context?: number; readonly promptRows?: number } = {}) {
-    const { context = 512, promptRows = 32, pages = 200, ...rest } = options;
-    this.executable = new FakeExecutable({ pages, vocabulary: VOCABULARY, ...rest });
-    this.pool = new PagePool(pages);
-    this.#context = context;
-    let clock = 0;
-    this.scheduler = new Scheduler({
-      executable: this.executable,
-      context,
-      promptRows,
-      stepRows: MAX_STEP_ROWS,
-      vocabulary: VOCABULARY,
-      now: () => ++clock,
-      onToken: (request, token) => this.tokens.set(request.id, [...(this.tokens.get(request.id) ?? []), token]),
-      onFinish: (request, reason) => this.ends.set(request.id, reason),
-      onError: (request, error) => this.ends.set(request.id, error),
-    });
-  }
-
-  add(
-    id: number,
-    prompt: readonly number[],
-    more: { readonly maxTokens?: number; readonly end?: readonly number[]; readonly timeline?: Timeline } = {},
-  ): Request {
-    const timeline = more.timeline ?? new Timeline(this.pool, this.#context);
-    const sampler = new Sampler({ ...sampling, seed: id });
-    sampler.observePrompt(prompt);
-    const request = new Request({
-      id,
-      timeline,
-      prompt: Int32Array.from(prompt),
-      sampler,
-      maxTokens: more.maxTokens ?? 40,
-      endTokens: new Set(more.end ?? []),
-    });
-    this.scheduler.add(request);
-    return request;
-  }
-
-  async drain(): Promise<void> {
-    while (this.scheduler.busy) await this.scheduler.turn();
-  }
-}
-
-const promptOf = (id: number, length: number) => Array.from({ length }, (_, i) => (i * 7 + id * 13) % VOCABULARY);
-
-async function alone(id: number, prompt: readonly number[], maxTokens = 40): Promise<readonly number[]> {
-  const bench = new Bench();
-  bench.add(id, prompt, { maxTokens });
-  await bench.drain();
-  return bench.tokens.get(id)!;
-}
 
 test('an answer alone is the same among a hundred others', async () => {
-  const bench = new Bench({ pages: 400 });
+  const bench = hostBench({ pages: 400 });
   const prompts = Array.from({ length: 100 }, (_, id) => promptOf(id, 1 + ((id * 11) % 90)));
   for (const [id, prompt] of prompts.entries()) bench.add(id, prompt, { maxTokens: 150 });
   await bench.drain();
@@ -97,7 +18,7 @@ test('an answer alone is the same among a hundred others', async () => {
 });
 
 test('a request that comes later does not change one in work, nor the other way round', async () => {
-  const bench = new Bench();
+  const bench = hostBench();
   bench.add(0, promptOf(0, 40));
   for (let turn = 0; turn < 9; turn++) await bench.scheduler.turn();
   bench.add(1, promptOf(1, 100));
@@ -108,7 +29,7 @@ test('a request that comes later does not change one in work, nor the other way 
 
 suite('runs', () => {
   test('a prompt goes in chunks, all of them prompt rows, even a last single row', async () => {
-    const bench = new Bench({ promptRows: 32 });
+    const bench = hostBench({ promptRows: 32 });
     bench.add(0, promptOf(0, 65), { maxTokens: 3 });
     await bench.drain();
     assert.deepEqual(
@@ -128,7 +49,7 @@ suite('runs', () => {
   });
 
   test('chunks of a long prompt and steps of the others take turns', async () => {
-    const bench = new Bench({ promptRows: 8 });
+    const bench = hostBench({ promptRows: 8 });
     bench.add(0, promptOf(0, 4));
     await bench.scheduler.turn();
     bench.add(1, promptOf(1, 80));
@@ -138,7 +59,7 @@ suite('runs', () => {
   });
 
   test('more than 64 requests share the steps fairly', async () => {
-    const bench = new Bench({ pages: 400 });
+    const bench = hostBench({ pages: 400 });
     for (let id = 0; id < 100; id++) bench.add(id, promptOf(id, 3), { maxTokens: 200 });
     for (let turn = 0; turn < 400; turn++) await bench.scheduler.turn();
     const counts = Array.from({ length: 100 }, (_, id) => bench.tokens.get(id)?.length ?? 0);
@@ -150,7 +71,7 @@ suite('ends', () => {
   test('an end token ends with stop and is told', async () => {
     const free = await alone(0, promptOf(0, 20));
     const end = free[10]!;
-    const bench = new Bench();
+    const bench = hostBench();
     bench.add(0, promptOf(0, 20), { end: [end] });
     await bench.drain();
     assert.deepEqual(bench.tokens.get(0), free.slice(0, free.indexOf(end) + 1));
@@ -158,7 +79,7 @@ suite('ends', () => {
   });
 
   test('a full context ends with length: prompt and answer fill it', async () => {
-    const bench = new Bench({ context: 70 });
+    const bench = hostBench({ context: 70 });
     bench.add(0, promptOf(0, 50), { maxTokens: Infinity });
     bench.add(1, promptOf(1, 69), { maxTokens: Infinity });
     await bench.drain();
@@ -168,7 +89,7 @@ suite('ends', () => {
   });
 
   test('no tokens asked for: the prompt is read, nothing is drawn', async () => {
-    const bench = new Bench();
+    const bench = hostBench();
     const request = bench.add(0, promptOf(0, 40), { maxTokens: 0 });
     await bench.drain();
     assert.equal(bench.ends.get(0), 'length');
@@ -177,7 +98,7 @@ suite('ends', () => {
   });
 
   test('a request that is taken out leaves the others as they were', async () => {
-    const bench = new Bench();
+    const bench = hostBench();
     for (let id = 0; id < 3; id++) bench.add(id, promptOf(id, 10));
     for (let turn = 0; turn < 12; turn++) await bench.scheduler.turn();
     const removed = bench.scheduler.remove(1);
@@ -195,7 +116,7 @@ suite('faults', () => {
     const reference = await alone(1, promptOf(1, 10));
     // Tokens of request 1 at a position where no other request has that token bring the fault.
     const poisoned = reference[7]!;
-    const bench = new Bench({
+    const bench = hostBench({
       onRun: ({ tokens, positions, mode }) => {
         if (mode === 'step' && tokens.some((token, row) => token === poisoned && positions[row] === 17))
           throw new NonFiniteError('layer 3: NaN');
@@ -212,7 +133,7 @@ suite('faults', () => {
   });
 
   test('a fault in a prompt fails that request alone', async () => {
-    const bench = new Bench({
+    const bench = hostBench({
       onRun: ({ mode, tokens }) => {
         if (mode === 'prompt' && tokens.length === 7) throw new NonFiniteError('layer 0: NaN');
       },
@@ -225,7 +146,7 @@ suite('faults', () => {
   });
 
   test('a full cache fails the request that finds no page, the others go on', async () => {
-    const bench = new Bench({ pages: 3 });
+    const bench = hostBench({ pages: 3 });
     bench.add(0, promptOf(0, 60), { maxTokens: 60 });
     bench.add(1, promptOf(1, 60), { maxTokens: 60 });
     await bench.drain();

@@ -23,6 +23,11 @@ export interface EmbedOperation extends OperationBase {
   readonly weight: WeightName;
 }
 
+/** Rows [rows, width] that a part of a model gets from outside: what the part before gave. */
+export interface IncomingOperation extends OperationBase {
+  readonly kind: 'incoming';
+}
+
 /** RMS norm over groups of `group` elements of each row (`group` = width: the whole row; = headDim: each head). */
 export interface NormOperation extends OperationBase {
   readonly kind: 'norm';
@@ -144,6 +149,7 @@ export interface RotateOperation extends OperationBase {
 
 export type Operation =
   | EmbedOperation
+  | IncomingOperation
   | NormOperation
   | LinearOperation
   | RopeOperation
@@ -162,8 +168,10 @@ export interface Graph {
   readonly operations: readonly Operation[];
   /** Width of every value, in f32 elements a row. */
   readonly widths: Readonly<Record<ValueName, number>>;
-  /** The value that holds the logits. */
+  /** The value that holds the logits; in a part that ends before the head, what it gives in their place (`outgoing`). */
   readonly logits: ValueName;
+  /** In a part that ends before the head: the value of which a run gives all rows, for the part after it. */
+  readonly outgoing?: ValueName;
   /** The residual stream after the embedding, after each layer, and after the final norm (in place of the last layer's). */
   readonly hidden: readonly ValueName[];
 }

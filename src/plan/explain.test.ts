@@ -60,6 +60,16 @@ function samplePlan(valueFormats: readonly string[], changes: Partial<Plan> = {}
   return {
     architecture: 'glm4moe',
     device: 'cpu',
+    parts: [
+      {
+        device: 'cpu',
+        first: 0,
+        end: valueFormats.length,
+        features: ['simd', 'relaxed-simd'],
+        bytes: { weights: 26_100_000, cache: 5_242_880, buffers: 3_131_072, total: 34_473_952 },
+        memoryBytes: 15_600_000_000,
+      },
+    ],
     threads: 2,
     features: ['simd', 'relaxed-simd'],
     context: 4096,

@@ -1,6 +1,6 @@
 /** A plan in words: what `conclave plan` prints. Reads the plan and nothing else, and decides nothing. */
 
-import type { Plan, PlannedOperation, PlannedWeight } from './plan.ts';
+import type { Plan, PlannedBuffer, PlannedOperation, PlannedWeight } from './plan.ts';
 import { showBytes, showCount, showPlural, showRanges, wrap } from './show.ts';
 
 const WIDTH = 96;
@@ -28,12 +28,7 @@ function summary(plan: Plan): Row[] {
   const { cache, maxRows } = plan;
   return [
     ['model', `${plan.architecture}, ${showPlural(layerCount(plan), 'layer')}`],
-    [
-      'device',
-      [plan.device, ...(plan.device === 'cpu' ? [showPlural(plan.threads, 'thread')] : []), ...plan.features].join(
-        ', ',
-      ),
-    ],
+    ...devices(plan),
     ['context', `${showPlural(plan.context, 'token')}: ${plan.contextReason}`],
     ['rows a run', `up to ${showCount(maxRows.prompt)} of a prompt, ${showCount(maxRows.step)} of decoding`],
     ['cache', `${cache.type}, ${showPlural(cache.pages, 'page')} of ${showPlural(cache.pageRows, 'position')}`],
@@ -45,7 +40,26 @@ function summary(plan: Plan): Row[] {
   ];
 }
 
+/** A row for each device, and one that says why it is not the one that was hoped for. */
+function devices(plan: Plan): Row[] {
+  const { parts, threads, adapter, deviceReason } = plan;
+  const rows = parts.map(({ device, first, end, features }, index): Row => {
+    const name = device === 'gpu' && adapter !== undefined ? `gpu (${adapter})` : device;
+    const own = device === 'cpu' ? [showPlural(threads, 'thread'), ...features] : features;
+    const layers = [
+      ...(index === 0 ? ['embedding'] : []),
+      `${end - first === 1 ? 'layer' : 'layers'} ${showRanges(Array.from({ length: end - first }, (_, at) => first + at))}`,
+      ...(index === parts.length - 1 ? ['head'] : []),
+    ];
+    const checks = device === 'gpu' && plan.unchecked === false ? ['with its own checks'] : [];
+    const said = [name, ...checks, ...own].join(', ');
+    return [index === 0 ? 'device' : '', parts.length === 1 ? said : `${layers.join(', ')}: ${said}`];
+  });
+  return deviceReason === undefined ? rows : [...rows, ['', `auto was asked for, but ${deviceReason}`]];
+}
+
 function memory(plan: Plan): string[] {
+  if (plan.parts.length > 1) return memoryByDevice(plan);
   const { bytes, memoryBytes, arenas } = plan;
   const rows: Row[] = [
     ['weights', showBytes(bytes.weights)],
@@ -63,6 +77,28 @@ function memory(plan: Plan): string[] {
   return arenas.length === 0 ? lines : [...lines, `in ${showPlural(arenas.length, 'arena')}: ${arenaSizes(arenas)}`];
 }
 
+/** A column for each device, and one for all. */
+function memoryByDevice(plan: Plan): string[] {
+  const { parts, bytes, arenas } = plan;
+  const row = (name: 'weights' | 'cache' | 'buffers' | 'total'): Row => [
+    name,
+    ...parts.map((part) => showBytes(part.bytes[name])),
+    showBytes(bytes[name]),
+    name === 'buffers' ? largest(plan) : '',
+  ];
+  const lines = table([
+    ['', ...parts.map(({ device }) => device), 'in all', ''],
+    ...(['weights', 'cache', 'buffers', 'total'] as const).map(row),
+    [
+      'may be used',
+      ...parts.map(({ memoryBytes }) => (memoryBytes === undefined ? 'not known' : showBytes(memoryBytes))),
+      '',
+      '',
+    ],
+  ]);
+  return arenas.length === 0 ? lines : [...lines, `in ${showPlural(arenas.length, 'arena')}: ${arenaSizes(arenas)}`];
+}
+
 function share(part: number, whole: number): string {
   return whole > 0 ? ` (${Math.ceil((part / whole) * 100)}%)` : '';
 }
@@ -73,7 +109,8 @@ function largest(plan: Plan): string {
   const shown = buffers.slice(0, 3).filter((buffer) => buffer.bytes > 0);
   if (shown.length === 0) return '';
   const more = buffers.length > shown.length ? `, and ${buffers.length - shown.length} smaller` : '';
-  return `${shown.map((buffer) => `${buffer.name} ${showBytes(buffer.bytes)}`).join(', ')}${more}`;
+  const of = (buffer: PlannedBuffer) => (plan.parts.length > 1 ? `${buffer.device}'s ${buffer.name}` : buffer.name);
+  return `${shown.map((buffer) => `${of(buffer)} ${showBytes(buffer.bytes)}`).join(', ')}${more}`;
 }
 
 /** Arenas of one size are told once: `3 × 8.39 MB, 2.10 MB`. */
@@ -96,7 +133,15 @@ function weights(plan: Plan): string[] {
         `${showPlural(group.length, 'weight')}, ${stored}${elsewhere(plan, first)}`,
       ];
     });
-  return table(rows);
+  return [...table(rows), ...twice(plan)];
+}
+
+/** Weights that two devices read, each from its own memory. */
+function twice({ weights: all }: Plan): string[] {
+  const homes = groupBy(all, ({ name }) => name);
+  return [...homes].flatMap(([name, each]) =>
+    each.length > 1 ? [`${name}: on ${each.map(({ device }) => device).join(' and ')}, which both read it`] : [],
+  );
 }
 
 /** Says the device of what does not sit on the plan's own. */
@@ -107,7 +152,8 @@ function elsewhere(plan: Plan, { device }: PlannedWeight | PlannedOperation): st
 /** One block for each set of layers that is served alike, one line for each kernel (or pair of kernels) in it. */
 function kernels(plan: Plan): string[] {
   const formats = formatsByOutput(plan);
-  const layers = groupBy(plan.operations, (operation) => operation.layer);
+  // Rows that come from another device stand before the layer that they are for.
+  const layers = groupBy(plan.operations, ({ kind, layer }) => (kind === 'incoming' ? layer - 0.5 : layer));
   const last = layerCount(plan);
   const blocks = groupBy([...layers], ([layer, operations]) => {
     const place = layer < 0 ? 'before' : layer >= last ? 'after' : 'layer';
@@ -126,6 +172,7 @@ function kernels(plan: Plan): string[] {
 }
 
 function title(layers: readonly number[], last: number): string {
+  if (!Number.isInteger(layers[0])) return 'between devices';
   if (layers[0]! < 0) return 'before the layers';
   if (layers[0]! >= last) return 'after the layers';
   return `${layers.length === 1 ? 'layer' : 'layers'} ${showRanges(layers)}`;

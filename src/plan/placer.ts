@@ -1,11 +1,12 @@
 /** What a device says of where things go: the row type of the table in `place.ts`, and what its files share. */
 
 import { PAGE_ROWS } from '../backend/backend.ts';
-import type { AdapterFacts } from '../backend/gpu/device.ts';
 import type { CacheType, KernelRow, Mode } from '../backend/kernel.ts';
+import { layersOf } from '../model/cut.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
 import type { Weights } from '../model/weights.ts';
+import type { GpuFacts } from './devices.ts';
 import type { Plan, PlannedBuffer, PlannedWeight, PlanOptions } from './plan.ts';
 
 export interface PlanRequest {
@@ -18,9 +19,7 @@ export interface PlanRequest {
     readonly threads: number;
     readonly freeMemoryBytes: number;
     readonly features: ReadonlySet<string>;
-    /** The GPU, where the plan is for one. */
-    readonly adapter?: AdapterFacts;
-  };
+  } & GpuFacts;
 }
 
 /** Sizes in bytes. */
@@ -67,10 +66,16 @@ export function pagesFor(context: number, options: PlanOptions): number {
   return Math.ceil(context / PAGE_ROWS) * (options.sessions ?? 1);
 }
 
-/** Bytes of keys and values of all layers for `rows` positions, at `element` bytes each. */
-export function cacheBytesOf(spec: ModelSpec, rows: number, element: number): number {
+/** Bytes of keys and values of the graph's layers for `rows` positions, at `element` bytes each. */
+export function cacheBytesOf(
+  { spec, graph }: Pick<PlanRequest, 'spec' | 'graph'>,
+  rows: number,
+  element: number,
+): number {
+  const layers = layersOf(graph);
   return spec.layers.reduce(
-    (sum, { attention: { kvHeads, headDim, valueDim } }) => sum + rows * kvHeads * (headDim + valueDim) * element,
+    (sum, { attention: { kvHeads, headDim, valueDim } }, layer) =>
+      sum + (layers.has(layer) ? rows * kvHeads * (headDim + valueDim) * element : 0),
     0,
   );
 }

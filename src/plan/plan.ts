@@ -9,14 +9,27 @@ import type { FormatId } from '../quant/index.ts';
 
 export type DeviceName = 'cpu' | 'gpu' | 'reference';
 
+/** `auto`: the GPU where there is one that takes the model, else the CPU. `gpu:N`: the N-th GPU, in the driver's order. */
+export type DeviceOption = DeviceName | 'auto' | `gpu:${number}`;
+
 /** What a person may ask for; everything has a default. */
 export interface PlanOptions {
-  readonly device?: DeviceName;
+  /** Default: `cpu`, or `gpu` where `gpuLayers` gives it any. */
+  readonly device?: DeviceOption;
+  /**
+   * Layers that run on the GPU, from the first on; the CPU has the rest. As many as the model has, or more: all of it. 0:
+   * none. `auto` (or −1), the default of a GPU: all that fit in `gpuMemoryBytes`.
+   */
+  readonly gpuLayers?: number | 'auto';
+  /** Bytes of the GPU's memory that may be used; default: what there is, which WebGPU does not tell. */
+  readonly gpuMemoryBytes?: number;
+  /** Whether the GPU's driver checks bounds and commands although every kernel was tested without: slower. Default false. */
+  readonly gpuChecks?: boolean;
   /** Worker threads of the CPU pool; default: the cores the platform offers. */
   readonly threads?: number;
   /** Context length in tokens; default: the smallest of the trained length, 8,192 and what fits. */
   readonly context?: number;
-  /** Rows a prompt chunk; default 512. */
+  /** Rows a prompt chunk; default 512, and 2,048 on a GPU with subgroup matrices. */
   readonly batch?: number;
   /** KV cache element type; default f32 on the CPU while that takes at most half of the weights' bytes, else f16. */
   readonly cache?: CacheType;
@@ -26,7 +39,7 @@ export interface PlanOptions {
   readonly arenaBytes?: number;
   /** Metadata keys (or tensors) under the architecture prefix to ignore although nobody knows them. */
   readonly ignoreKeys?: readonly string[];
-  /** Bytes that may be used in all; default: what the platform says is free. */
+  /** Bytes of the machine's own memory that may be used; default: what the platform says is free. */
   readonly memoryBytes?: number;
 }
 
@@ -64,14 +77,36 @@ export interface PlannedBuffer {
   readonly lifetime: 'model' | 'step';
 }
 
+/** Layers that run on one device. A plan has a part for each device, in the order in which they run. */
+export interface PlannedPart {
+  readonly device: DeviceName;
+  /** Layers `first` to `end` − 1. The first part has the embedding as well, the last one the final norm and the head. */
+  readonly first: number;
+  readonly end: number;
+  /** What the device offers to kernels: `simd`, `relaxed-simd`, `threads` of WebAssembly; a GPU's own. */
+  readonly features: readonly string[];
+  readonly bytes: Plan['bytes'];
+  /** Bytes that might be used there: what was asked for, else what the platform said was free. Absent: not known. */
+  readonly memoryBytes?: number;
+}
+
 export interface Plan {
   readonly architecture: string;
+  /** The GPU as soon as a layer runs there; `parts` says which. */
   readonly device: DeviceName;
+  /** Why it is the CPU although `auto` was asked for. */
+  readonly deviceReason?: string;
+  readonly parts: readonly PlannedPart[];
+  /** Worker threads of the CPU's part; 1 where there is none. */
   readonly threads: number;
-  /** What of WebAssembly the runtime offers: `simd`, `relaxed-simd`, `threads`. */
+  /** What the device offers to kernels; see `parts` for each. */
   readonly features: readonly string[];
   /** The GPU that the plan was made for, as its driver calls it. */
   readonly adapter?: string;
+  /** Its number, where one was asked for; absent: the platform's own choice. */
+  readonly adapterNumber?: number;
+  /** Its own checks of bounds and commands are left out, since every kernel passed its tests without them. */
+  readonly unchecked?: boolean;
   /** Tokens. */
   readonly context: number;
   /** Why it is that long, for a person. */
@@ -90,6 +125,7 @@ export interface Plan {
   /** Upper bound that was set for one arena, in bytes. */
   readonly arenaBytes: number;
   readonly operations: readonly PlannedOperation[];
+  /** One that two devices read, as a tied head does, has a home on each. */
   readonly weights: readonly PlannedWeight[];
   readonly buffers: readonly PlannedBuffer[];
   /** Keys and tensors that are named as ignored, with the reason. */
@@ -100,7 +136,7 @@ export interface Plan {
     readonly buffers: number;
     readonly total: number;
   };
-  /** Bytes that might be used in all: what was asked for, else what the platform said was free. Absent: not known. */
+  /** Bytes that might be used, as in `parts`. Absent: not known, or each of several devices has its own. */
   readonly memoryBytes?: number;
   /** Weight bytes that decoding one token reads. */
   readonly bytesPerToken: number;

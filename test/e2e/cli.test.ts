@@ -26,13 +26,18 @@ interface RunOptions {
   readonly stdin?: string;
   /** Standard input stays open after `stdin`, as a person's would. */
   readonly keepOpen?: boolean;
+  /** Beside this process's own. */
+  readonly env?: Readonly<Record<string, string>>;
   /** Called at the first text on standard output. */
   onText?(child: ChildProcess): void;
 }
 
 function conclave(argv: readonly string[], options: RunOptions = {}): Promise<Outcome> {
   return new Promise((resolve, reject) => {
-    const child = spawn(process.execPath, [entry, ...argv], { stdio: ['pipe', 'pipe', 'pipe'] });
+    const child = spawn(process.execPath, [entry, ...argv], {
+      stdio: ['pipe', 'pipe', 'pipe'],
+      env: { ...process.env, ...options.env },
+    });
     const text = { out: '', err: '' };
     const limit = setTimeout(() => child.kill('SIGKILL'), LIMIT_MS);
     child.stdout.once('data', () => options.onText?.(child));
@@ -223,6 +228,43 @@ test('inspect shows a whole model', async () => {
   }
 });
 
+/** No driver, as on a machine without a GPU. */
+const noGpu = { env: { VK_DRIVER_FILES: '/nowhere/icd.json', VK_ICD_FILENAMES: '/nowhere/icd.json' } };
+
+test('--device auto answers on the CPU where there is no GPU, and says so once', async () => {
+  const { code, out, err } = await conclave(['start', '--device', 'auto'], noGpu);
+  assert.equal(code, 0, err);
+  assert.equal(out, 'A glacier is a slowly moving mass of ice.\n');
+  assert.deepEqual(err.match(/^conclave: .*$/gm), [
+    'conclave: runs on the CPU: no GPU was found: check its Vulkan, Metal or D3D12 driver',
+  ]);
+});
+
+test('a GPU that was asked for and is not there is refused with what to do, and nothing is loaded', async () => {
+  for (const [flags, said] of [
+    [['--device', 'gpu'], /^conclave: no GPU was found: .*--device cpu$/m],
+    [['-g', '2'], /^conclave: no GPU was found: .*--device cpu$/m],
+    [['--device', 'gpu:1'], /^conclave: gpu:1 was asked for, and no GPU was found: .*--device cpu$/m],
+  ] as const) {
+    const { code, out, err } = await conclave(['start', ...flags], noGpu);
+    assert.deepEqual([code, out], [1, '']);
+    assert.match(err, said);
+  }
+});
+
+test('flags that ask for a GPU and for none at once are bad flags', async () => {
+  for (const flags of [
+    ['-g', '3', '--device', 'cpu'],
+    ['--gpu-memory', '1GB'],
+    ['-g', '-2'],
+    ['--device', 'gpu:x'],
+  ]) {
+    const { code, err } = await conclave(['plan', ...flags]);
+    assert.equal(code, 2, err);
+    assert.match(err, /^conclave: .*(-g|--gpu-memory|--device)/);
+  }
+});
+
 test('inspect --json holds every key, tensor and token', async () => {
   const { code, out } = await conclave(['inspect', '--json']);
   assert.equal(code, 0);
@@ -269,7 +311,7 @@ test('plan shows bytes, kernels and context of the bundled model; --json is the 
 });
 
 test('bench prints both speeds and the share of the memory bandwidth', async () => {
-  const { code, out, err } = await conclave(['bench', '-p', '32', '-n', '8', '-r', '2', '--json']);
+  const { code, out, err } = await conclave(['bench', '-p', '32', '-n', '8', '-d', '16', '-r', '2', '--json']);
   assert.equal(code, 0, err);
   const result = JSON.parse(out);
   for (const [name, tokens] of [
@@ -282,5 +324,7 @@ test('bench prints both speeds and the share of the memory bandwidth', async () 
       result[name].min > 0 && result[name].min <= result[name].median && result[name].median <= result[name].max,
     );
   }
+  assert.equal(result.decode.depth, 16);
   assert.ok(result.bandwidthShare > 0 && result.loadMs > 0 && result.bytesPerToken > 1e6);
+  assert.ok(result.cacheBytesPerToken > 0 && result.cacheBytesPerToken < result.bytesPerToken);
 });

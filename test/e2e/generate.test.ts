@@ -186,7 +186,13 @@ test('bad options of load are refused by name', async () => {
   for (const [options, message] of [
     [{ context: 0 }, /context: found 0/],
     [{ threads: 1.5 }, /threads: found 1.5/],
-    [{ device: 'npu' }, /device: found "npu", expected 'cpu'.* or 'reference'/],
+    [{ device: 'npu' }, /device: found "npu", expected 'auto'.* or 'reference'/],
+    [{ device: 'gpu:x' }, /device: found "gpu:x", expected 'auto'/],
+    [{ gpuLayers: -2 }, /gpuLayers: found -2, expected a whole number from 0 on, -1 or 'auto'/],
+    [{ gpuLayers: 'all' }, /gpuLayers: found "all"/],
+    [{ gpuMemoryBytes: 0 }, /gpuMemoryBytes: found 0/],
+    [{ device: 'cpu', gpuLayers: 1 }, /gpuLayers \(-g\) puts 1 layer on a GPU/],
+    [{ gpuMemoryBytes: 1e9 }, /only where layers run on a GPU/],
     [{ contextLength: 5 }, /no option "contextLength"/],
   ] as const) {
     await assert.rejects(

@@ -5,9 +5,7 @@
 
 import assert from 'node:assert/strict';
 import { after, describe, test } from 'node:test';
-import { Builder } from '../../src/backend/gpu/builder.ts';
-import { gpuFormat } from '../../src/backend/gpu/formats/index.ts';
-import { planeWords, toPlanes } from '../../src/backend/gpu/formats.ts';
+import type { Builder } from '../../src/backend/gpu/builder.ts';
 import { emitHalf, halfLayout } from '../../src/backend/gpu/kernels/half.ts';
 import { matrixTolerance } from '../../src/backend/gpu/kernels/matrix.ts';
 import { emitMatrix, halvesOf } from '../../src/backend/gpu/kernels/matrix-product.ts';
@@ -16,62 +14,15 @@ import type { MoeLayer } from '../../src/backend/gpu/kernels/moe-layer.ts';
 import { emitMatrixExperts } from '../../src/backend/gpu/kernels/moe-prompt-matrix.ts';
 import { emitSort } from '../../src/backend/gpu/kernels/moe-sort.ts';
 import type { MoeOperation } from '../../src/model/graph.ts';
-import type { Weight } from '../../src/model/weights.ts';
 import type { FormatId } from '../../src/quant/index.ts';
-import { decoded, gaussians, nastyRows, random, randomWeight } from '../conformance/support/blocks.ts';
+import { gaussians, nastyRows, random } from '../conformance/support/blocks.ts';
 import { near, sameBits } from '../conformance/support/compare.ts';
 import { spec } from '../conformance/support/moe-cases.ts';
-import { tinyGraph } from '../conformance/support/tiny-graph.ts';
 import { emulatedMatrix } from '../support/emulated-matrix.ts';
 import { closeGpuTestDevice } from '../support/gpu.ts';
-import { type Held, runProgram } from '../support/gpu-program.ts';
+import { builderOf, type DeviceWeight, deviceWeight, heldOf, runProgram } from '../support/gpu-program.ts';
 
 after(closeGpuTestDevice);
-
-interface Made {
-  readonly weight: Weight;
-  /** As the device has it. */
-  readonly planes: Uint8Array<ArrayBuffer>;
-  readonly values: Float32Array;
-}
-
-function made(name: string, format: FormatId, shape: readonly number[]): Made {
-  const columns = shape.at(-1) as number;
-  const rows = shape.slice(0, -1).reduce((product, n) => product * n, 1);
-  const file = randomWeight(format, rows * columns, rows + columns);
-  const layout = gpuFormat(format);
-  assert.ok(layout !== undefined);
-  const planes = new Uint8Array(rows * planeWords(layout, columns).rowWords * 4);
-  toPlanes(layout, columns, file, planes);
-  return {
-    weight: { name, format, shape, parts: [], bytes: file.length },
-    planes,
-    values: decoded(format, file),
-  };
-}
-
-function builderOf(rows: number, weights: readonly Made[], widths: Readonly<Record<string, number>>): Builder {
-  const { spec: model, graph } = tinyGraph({
-    rows: 1,
-    inputs: { unused: new Float32Array(1) },
-    operations: [],
-    widths,
-    output: 'y',
-  });
-  return new Builder({
-    graph,
-    spec: model,
-    weights: new Map(weights.map(({ weight }) => [weight.name, weight])),
-    promptRows: rows,
-    wanted: 1,
-    context: 64,
-    cacheType: 'f32',
-    features: new Set(),
-  });
-}
-
-const heldOf = (weights: readonly Made[]): Held =>
-  Object.fromEntries(weights.map(({ weight, planes }) => [weight.name, planes]));
 
 /** The number that 16 bits are. */
 function half(bits: number): number {
@@ -100,9 +51,12 @@ describe('activations as f16', () => {
         each,
         output: 'x f16',
         norm: norm ? { weight: 'n', epsilon } : undefined,
+        normed: norm ? 'normed' : undefined,
       });
       // Some rows fewer than there is room for, so that what is beyond stays as it was.
       const found = await runProgram(builder, 'prompt', { rows: rows - 1, held: { x, n: weight }, output: 'x f16' });
+      const held = { x, n: weight };
+      const kept = norm ? await runProgram(builder, 'prompt', { rows: rows - 1, held, output: 'normed' }) : undefined;
       const { stride, scales } = halfLayout('x f16', columns, 64 * each);
       const halves = new Uint16Array(found.buffer);
       for (let row = 0; row < (rows - 1) * each; row++) {
@@ -119,6 +73,8 @@ describe('activations as f16', () => {
           return half(halves[row * stride * 8 + 4 * Math.floor(place / 4) + from] as number) * scale;
         });
         near(values.subarray(0, columns), Float32Array.from(expected), 5e-4, `row ${row}`);
+        const f32 = kept?.subarray(row * columns, (row + 1) * columns);
+        if (f32 !== undefined) near(f32, Float32Array.from(expected), 1e-6, `row ${row} in f32`);
         assert.ok(
           values.subarray(columns).every((value) => value === 0),
           `row ${row}: padding`,
@@ -129,77 +85,79 @@ describe('activations as f16', () => {
   }
 });
 
-/** Small, so that a device with 16 KiB of workgroup memory runs them; every way in which a tile can be cut. */
-const tiles: Readonly<Record<string, MatrixTile>> = {
-  'one copy, two blocks a turn': { height: 32, rows: 32, across: 2, down: 1, turn: 2, copies: 1, cuts: [1] },
-  'two copies, subgroups both ways': { height: 32, rows: 64, across: 2, down: 2, turn: 1, copies: 2 },
-};
+/** Small, so that a device with 16 KiB of workgroup memory runs them; with the ways in which a tile can be cut. */
+const low: MatrixTile = { height: 32, rows: 32, across: 2, down: 1, turn: 2, ahead: 1 };
+const sideBySide: readonly {
+  readonly formats: readonly [FormatId, FormatId];
+  readonly columns: number;
+  readonly tile: MatrixTile;
+}[] = [
+  // Five blocks are two turns and a half; F16 has no codes.
+  { formats: ['F16', 'MXFP4'], columns: 160, tile: low },
+  { formats: ['Q8_0', 'Q5_1'], columns: 160, tile: { ...low, ahead: 2 } },
+  {
+    formats: ['Q4_K', 'Q6_K'],
+    columns: 512,
+    tile: { height: 32, rows: 64, across: 2, down: 2, turn: 1, ahead: 2 },
+  },
+];
 
 describe('products side by side', () => {
-  for (const [name, tile] of Object.entries(tiles)) {
-    for (const formats of [
-      ['Q4_K', 'Q6_K'],
-      ['F16', 'MXFP4'],
-      ['NVFP4', 'Q8_0'],
-    ] as const) {
-      // Every tile with one pair, every pair with one tile.
-      if (name !== Object.keys(tiles)[0] && formats[0] !== 'Q4_K') continue;
-      test(`${formats.join(' and ')}, ${name}`, async () => {
-        const columns = formats[0] === 'Q4_K' ? 512 : 192;
-        const [rows, counts] = [70, [33, 50]] as const;
-        const width = counts[0] + counts[1];
-        const weights = formats.map((format, i) => made(`w${i}`, format, [counts[i] as number, columns]));
-        const builder = builderOf(128, weights, { x: columns, y: width, add: width });
-        const x = nastyRows(rows, columns, 5);
-        const bias = gaussians(counts[1], random(7)) as Float32Array<ArrayBuffer>;
-        const add = gaussians(rows * width, random(8)) as Float32Array<ArrayBuffer>;
-        emitMatrix(
-          builder,
-          {
-            label: 'y',
-            halves: halvesOf(builder, 'x'),
-            output: { kind: 'value', name: 'y', access: 'write' },
-            outputWidth: width,
-            weights: weights.map(({ weight }, i) => ({ weight, bias: i === 1 ? 'bias' : undefined })),
-            add: 'add',
-          },
-          [tile],
-        );
-        builder.declareValue('y', width);
-        const run = (first: number, count: number) =>
-          runProgram(builder, 'prompt', {
-            rows: count,
-            held: { ...heldOf(weights), x: x.slice(first * columns), add: add.slice(first * width), bias },
-            output: 'y',
-            rewrite: (code) => (code.includes('subgroup_matrix') ? emulatedMatrix(code) : code),
-          });
-        const found = await run(0, rows);
-        for (let t = 0; t < rows; t++) {
-          const expected = Float32Array.from({ length: width }, (_, r) => {
-            const part = r < counts[0] ? 0 : 1;
-            const row = r - (part === 0 ? 0 : counts[0]);
-            const { values } = weights[part] as Made;
-            return dot(values, row * columns, x, t * columns, columns) + (part === 1 ? (bias[row] as number) : 0);
-          });
-          // What is added is of another size than some rows' products.
-          const own = found.slice(t * width, (t + 1) * width).map((value, r) => value - (add[t * width + r] as number));
-          const size = Math.hypot(...expected, ...add.subarray(t * width, (t + 1) * width));
-          const error = Math.hypot(...own.map((value, r) => value - (expected[r] as number)));
-          assert.ok(error <= matrixTolerance.relativeRms * size, `row ${t}: ${error} of ${size}`);
-        }
-        assert.ok(
-          found.subarray(rows * width, 128 * width).every((value) => value === 0),
-          'rows beyond the run',
-        );
-        for (const [first, count] of [
-          [69, 1],
-          [5, 33],
-        ] as const) {
-          const some = await run(first, count);
-          sameBits(some.subarray(0, count * width), found.subarray(first * width, (first + count) * width), `${first}`);
-        }
-      });
-    }
+  for (const { formats, columns, tile } of sideBySide) {
+    test(formats.join(' and '), async () => {
+      const [rows, counts] = [70, [33, 50]] as const;
+      const width = counts[0] + counts[1];
+      const weights = formats.map((format, i) => deviceWeight(`w${i}`, format, [counts[i] as number, columns]));
+      const builder = builderOf(128, weights, { x: columns, y: width, add: width });
+      const x = nastyRows(rows, columns, 5);
+      const bias = gaussians(counts[1], random(7)) as Float32Array<ArrayBuffer>;
+      const add = gaussians(rows * width, random(8)) as Float32Array<ArrayBuffer>;
+      emitMatrix(
+        builder,
+        {
+          label: 'y',
+          halves: halvesOf(builder, 'x'),
+          output: { kind: 'value', name: 'y', access: 'write' },
+          outputWidth: width,
+          weights: weights.map(({ weight }, i) => ({ weight, bias: i === 1 ? 'bias' : undefined })),
+          add: 'add',
+        },
+        [tile],
+      );
+      builder.declareValue('y', width);
+      const run = (first: number, count: number) =>
+        runProgram(builder, 'prompt', {
+          rows: count,
+          held: { ...heldOf(weights), x: x.slice(first * columns), add: add.slice(first * width), bias },
+          output: 'y',
+          rewrite: (code) => (code.includes('subgroup_matrix') ? emulatedMatrix(code) : code),
+        });
+      const found = await run(0, rows);
+      for (let t = 0; t < rows; t++) {
+        const expected = Float32Array.from({ length: width }, (_, r) => {
+          const part = r < counts[0] ? 0 : 1;
+          const row = r - (part === 0 ? 0 : counts[0]);
+          const { values } = weights[part] as DeviceWeight;
+          return dot(values, row * columns, x, t * columns, columns) + (part === 1 ? (bias[row] as number) : 0);
+        });
+        // What is added is of another size than some rows' products.
+        const own = found.slice(t * width, (t + 1) * width).map((value, r) => value - (add[t * width + r] as number));
+        const size = Math.hypot(...expected, ...add.subarray(t * width, (t + 1) * width));
+        const error = Math.hypot(...own.map((value, r) => value - (expected[r] as number)));
+        assert.ok(error <= matrixTolerance.relativeRms * size, `row ${t}: ${error} of ${size}`);
+      }
+      assert.ok(
+        found.subarray(rows * width, 128 * width).every((value) => value === 0),
+        'rows beyond the run',
+      );
+      for (const [first, count] of [
+        [69, 1],
+        [5, 33],
+      ] as const) {
+        const some = await run(first, count);
+        sameBits(some.subarray(0, count * width), found.subarray(first * width, (first + count) * width), `${first}`);
+      }
+    });
   }
 });
 
@@ -258,17 +216,19 @@ test('sorted pairs: every pair once, whole tiles, experts in order', async () =>
   const run = { rows: rows - 3, wanted: 0, visible: 0 };
   const floats = await runProgram(builder, 'prompt', { rows: run.rows, held: { route }, output: sorted.name });
   const words = new Uint32Array(floats.buffer);
-  const tileCount = words[0] as number;
-  assert.ok(tileCount <= sorted.tiles(run));
+  const counts = Array.from({ length: sorted.order / 3 }, (_, tile) => words[3 * tile + 2] as number);
+  const tileCount = counts.indexOf(0);
+  assert.ok(tileCount > 0 && tileCount <= sorted.tiles(run));
+  assert.ok(counts.slice(tileCount).every((count) => count === 0));
   let place = 0;
   let last = -1;
   const seen = new Set<number>();
   for (let tile = 0; tile < tileCount; tile++) {
-    const [expert, first, count] = words.subarray(4 + 3 * tile, 7 + 3 * tile) as unknown as [number, number, number];
+    const [expert, first, count] = words.subarray(3 * tile, 3 * tile + 3) as unknown as [number, number, number];
     assert.equal(first, place);
     assert.ok(count >= 1 && count <= height && expert >= last);
     // Only an expert's last tile is not whole.
-    if (words[4 + 3 * (tile + 1)] === expert && tile + 1 < tileCount) assert.equal(count, height);
+    if (words[3 * (tile + 1)] === expert && tile + 1 < tileCount) assert.equal(count, height);
     for (let i = 0; i < count; i++) {
       const pair = words[sorted.order + first + i] as number;
       assert.equal(route[Math.floor(pair / 4) * 9 + (pair % 4)], expert);
@@ -293,11 +253,14 @@ test('experts, with a shared one, of widths that fit nothing', async () => {
     'm.shared.up': [40, hidden],
     'm.shared.down': [hidden, 40],
   };
-  const weights = Object.entries(shapes).map(([name, shape]) => made(name, format, shape));
+  const weights = Object.entries(shapes).map(([name, shape]) => deviceWeight(name, format, shape));
   const values = (name: string) => weights.find(({ weight }) => weight.name === name)?.values as Float32Array;
   const builder = builderOf(64, weights, { x: hidden, y: hidden });
-  const tile = tiles['one copy, two blocks a turn'] as MatrixTile;
-  emitMatrixExperts(layerOf(builder, moe, hidden), { experts: [{ in: tile, out: tile }], dense: [tile] });
+  emitMatrixExperts(layerOf(builder, moe, hidden), {
+    experts: [{ in: low, out: low }],
+    dense: [low],
+    sortThreads: 128,
+  });
   const x = gaussians(rows * hidden, random(2)) as Float32Array<ArrayBuffer>;
   const route = routesOf(rows, moe, 4);
   const run = (first: number, count: number) =>

@@ -5,8 +5,8 @@ import type { Gpu } from '../../src/backend/gpu/device.ts';
 import { emitSample } from '../../src/backend/gpu/kernels/sample.ts';
 import { Recorder } from '../../src/backend/gpu/recorder.ts';
 import {
-  type Draw,
   drawShape,
+  type PlacedDraw,
   type SamplingLayout,
   writeDraws,
   writeSlot,
@@ -20,7 +20,7 @@ export interface Row {
   /** [vocabulary] */
   readonly logits: Float32Array;
   /** Absent: the host would draw. */
-  readonly draw?: Draw;
+  readonly draw?: PlacedDraw;
 }
 
 export interface Drawn {

@@ -10,6 +10,9 @@ import type { Plan } from '../../src/plan/plan.ts';
 export const plan: Plan = {
   architecture: 'fake',
   device: 'reference',
+  parts: [
+    { device: 'reference', first: 0, end: 2, features: [], bytes: { weights: 1, cache: 1, buffers: 1, total: 3 } },
+  ],
   threads: 1,
   features: [],
   context: 64,

@@ -5,6 +5,7 @@ import { cpuBackend } from '../../src/backend/cpu/backend.ts';
 import { gpuBackend } from '../../src/backend/gpu/backend.ts';
 import type { AdapterFacts } from '../../src/backend/gpu/device.ts';
 import type { Mode } from '../../src/backend/kernel.ts';
+import { prepareParts } from '../../src/backend/parts.ts';
 import { referenceBackend } from '../../src/backend/reference/backend.ts';
 import type { ModelFile } from '../../src/format/model-file.ts';
 import { openModelFile } from '../../src/format/open.ts';
@@ -13,7 +14,7 @@ import type { Graph } from '../../src/model/graph.ts';
 import { readModel } from '../../src/model/read-model.ts';
 import type { ModelSpec } from '../../src/model/spec.ts';
 import type { Weights } from '../../src/model/weights.ts';
-import { plan as makePlan } from '../../src/plan/place.ts';
+import { type Cut, plan as makePlan, type PlanRequest, planParts, programsOf } from '../../src/plan/place.ts';
 import type { Plan, PlanOptions } from '../../src/plan/plan.ts';
 import { detectFeatures } from '../../src/platform/features.ts';
 import { nodeModelSource } from './node-source.ts';
@@ -31,22 +32,25 @@ export interface DeviceOptions extends PlanOptions {
   readonly features?: ReadonlySet<string>;
   /** Of the GPU, where the plan is for one; without it nothing is asked of its limits. */
   readonly adapter?: AdapterFacts;
+  /** Where layers run, instead of where the options put them. */
+  readonly cuts?: readonly Cut[];
 }
 
 /** A plan for a graph, as the engine would make it on a machine of 2 cores and 8 GiB. */
 export function planFor(given: Pick<DeviceModel, 'spec' | 'graph' | 'weights'>, options: DeviceOptions = {}): Plan {
-  const { features, adapter, ...planOptions } = options;
-  return makePlan({
+  const { features, adapter, cuts, ...planOptions } = options;
+  const request: PlanRequest = {
     ...given,
     ignored: [],
     options: planOptions,
     platform: { threads: 2, freeMemoryBytes: 8 * 2 ** 30, features: features ?? detectFeatures(), adapter },
-  });
+  };
+  return cuts === undefined ? makePlan(request) : planParts(request, cuts);
 }
 
-export function backendOf(plan: Plan): Backend {
-  if (plan.device === 'gpu') return gpuBackend();
-  return plan.device === 'cpu' ? cpuBackend() : referenceBackend;
+export function backendOf({ device }: Pick<Plan, 'device'>): Backend {
+  if (device === 'gpu') return gpuBackend();
+  return device === 'cpu' ? cpuBackend() : referenceBackend;
 }
 
 /** Loads a model and gives it to `use`; everything is closed afterwards. */
@@ -60,7 +64,8 @@ export async function withDevice<T>(
     const { spec, weights } = readModel(file);
     const graph = buildGraph(spec);
     const plan = planFor({ spec, graph, weights }, options);
-    const executable = await backendOf(plan).prepare({ plan, spec, graph, weights, sources: file.sources });
+    const request = { plan, programs: programsOf(plan), spec, graph, weights, sources: file.sources };
+    const executable = await prepareParts(request, (device) => backendOf({ device }));
     try {
       return await use({ spec, graph, weights, plan, executable });
     } finally {

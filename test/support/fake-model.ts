@@ -38,6 +38,9 @@ export function fakePlan({ architecture = 'fake', context = 512, pages = 64 } = 
     plan: {
       architecture,
       device: 'reference',
+      parts: [
+        { device: 'reference', first: 0, end: 0, features: [], bytes: { weights: 0, cache: 0, buffers: 0, total: 0 } },
+      ],
       threads: 1,
       features: [],
       context,
@@ -87,7 +90,7 @@ export async function fakeModel(options: FakeModelOptions = {}): Promise<LoadedM
     },
   };
   const engine = await EngineClient.start({
-    booted: bootEngine(platform, { device: 'reference', threads: 1 }),
+    booted: bootEngine(platform, { devices: ['reference'], threads: 1 }),
     plan,
     spec,
     graph,

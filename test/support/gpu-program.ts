@@ -1,7 +1,14 @@
 /** Runs the dispatches that a builder collected, over buffers of the test's own. */
 
-import type { Binding, Builder } from '../../src/backend/gpu/builder.ts';
+import assert from 'node:assert/strict';
+import { type Binding, Builder } from '../../src/backend/gpu/builder.ts';
+import { gpuFormat } from '../../src/backend/gpu/formats/index.ts';
+import { planeWords, toPlanes } from '../../src/backend/gpu/formats.ts';
 import type { Mode } from '../../src/backend/kernel.ts';
+import type { Weight } from '../../src/model/weights.ts';
+import type { FormatId } from '../../src/quant/index.ts';
+import { decoded, randomWeight } from '../conformance/support/blocks.ts';
+import { tinyGraph } from '../conformance/support/tiny-graph.ts';
 import { gpuTestDevice } from './gpu.ts';
 
 /** By the name of a value, buffer or weight: what it holds before; others are zero. */
@@ -76,3 +83,54 @@ export async function runProgram(builder: Builder, mode: Mode, run: ProgramRun):
     return new Float32Array(bytes);
   });
 }
+
+/** A weight of random blocks. */
+export interface DeviceWeight {
+  readonly weight: Weight;
+  /** As the device has it. */
+  readonly planes: Uint8Array<ArrayBuffer>;
+  readonly values: Float32Array;
+}
+
+export function deviceWeight(name: string, format: FormatId, shape: readonly number[]): DeviceWeight {
+  const columns = shape.at(-1) as number;
+  const rows = shape.slice(0, -1).reduce((product, n) => product * n, 1);
+  const file = randomWeight(format, rows * columns, rows + columns);
+  const layout = gpuFormat(format);
+  assert.ok(layout !== undefined);
+  const planes = new Uint8Array(rows * planeWords(layout, columns).rowWords * 4);
+  toPlanes(layout, columns, file, planes);
+  return {
+    weight: { name, format, shape, parts: [], bytes: file.length },
+    planes,
+    values: decoded(format, file),
+  };
+}
+
+/** A builder for dispatches that a test emits itself. */
+export function builderOf(
+  rows: number,
+  weights: readonly DeviceWeight[],
+  widths: Readonly<Record<string, number>>,
+): Builder {
+  const { spec: model, graph } = tinyGraph({
+    rows: 1,
+    inputs: { unused: new Float32Array(1) },
+    operations: [],
+    widths,
+    output: 'y',
+  });
+  return new Builder({
+    graph,
+    spec: model,
+    weights: new Map(weights.map(({ weight }) => [weight.name, weight])),
+    promptRows: rows,
+    wanted: 1,
+    context: 64,
+    cacheType: 'f32',
+    features: new Set(),
+  });
+}
+
+export const heldOf = (weights: readonly DeviceWeight[]): Held =>
+  Object.fromEntries(weights.map(({ weight, planes }) => [weight.name, planes]));

@@ -1,12 +1,13 @@
 /** The CPU as a device: WebAssembly kernels on a pool of workers over shared memories. */
 
 import { DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
+import type { Graph } from '../../model/graph.ts';
 import { type RopeTable, ropeAngles, ropeTable } from '../../model/rope.ts';
 import type { ModelSpec } from '../../model/spec.ts';
 import type { Plan } from '../../plan/plan.ts';
 import { type Platform, type PlatformWorker, platform } from '../../platform/index.ts';
 import type { Backend, Executable, PrepareRequest, Step } from '../backend.ts';
-import { checkStep } from '../check-step.ts';
+import { checkStep, incomingRows } from '../check-step.ts';
 import { Fault } from './control.ts';
 import { layOut } from './layout.ts';
 import { Pool } from './pool.ts';
@@ -97,8 +98,7 @@ class CpuExecutable implements Executable {
   readonly #program: CpuProgram;
   readonly #plan: Plan;
   readonly #pool: Pool;
-  readonly #logitsName: string;
-  readonly #widths: Readonly<Record<string, number>>;
+  readonly #graph: Graph;
   readonly #ropes: readonly RopeState[];
   #rows = 0;
   #disposed = false;
@@ -108,8 +108,7 @@ class CpuExecutable implements Executable {
     this.#plan = plan;
     this.#program = program;
     this.#pool = pool;
-    this.#logitsName = graph.logits;
-    this.#widths = graph.widths;
+    this.#graph = graph;
     this.bytes = program.arenas.reduce((sum, bytes) => sum + bytes, 0);
     const factors = program.weights.ropeFactors;
     this.#ropes = program.ropes.map(({ offset, pairs, rope }) => {
@@ -130,9 +129,10 @@ class CpuExecutable implements Executable {
     this.#rows = step.tokens.length;
     this.#pool.run(step.tokens.length, step.wanted.length);
     this.#checkFault(step);
-    const logits = this.#read(this.#logitsName, step.wanted.length);
-    this.#requireFinite(logits, step);
-    return logits;
+    const { outgoing, logits } = this.#graph;
+    const given = outgoing === undefined ? this.#read(logits, step.wanted.length) : this.#read(outgoing, this.#rows);
+    this.#requireFinite(given, step);
+    return given;
   }
 
   /** A named value of the last run, where no later one has taken its place. */
@@ -163,6 +163,8 @@ class CpuExecutable implements Executable {
       furthest = Math.max(furthest, position);
     }
     i32.set(wanted, places.wanted / 4);
+    const incoming = incomingRows(this.#graph, step);
+    if (incoming !== undefined) this.#home.f32.set(incoming.rows, (places.incoming as number) / 4);
     for (const rope of this.#ropes) this.#fillAngles(rope, furthest + 1);
   }
 
@@ -189,24 +191,29 @@ class CpuExecutable implements Executable {
     );
   }
 
-  /** What comes after the last norm has no other norm to find it. */
-  #requireFinite(logits: Float32Array, step: Step): void {
+  /** What comes after the last norm has no other norm to find it: the logits, or the last layer's rows for another part. */
+  #requireFinite(given: Float32Array, step: Step): void {
     let nothing = 0;
     // x - x is 0 for finite values and NaN for all others.
-    for (let i = 0; i < logits.length; i++) nothing += (logits[i] as number) - (logits[i] as number);
+    for (let i = 0; i < given.length; i++) nothing += (given[i] as number) - (given[i] as number);
     if (nothing === 0) return;
-    const position = step.positions[0];
+    const { mode, positions, tokens } = step;
+    const position = positions[0];
+    const layer = this.#graph.operations.at(-1)?.layer ?? this.#spec.layers.length;
+    const [what, why] =
+      this.#graph.outgoing === undefined
+        ? ['after the last layer (output): a logit', 'the final norm or the output weights are damaged']
+        : [`layer ${layer} (blk.${layer}): a value`, 'the weights are damaged or the model does not fit its format'];
     throw new NonFiniteError(
-      `after the last layer (output): a logit is not finite, in the ${step.mode} of ${step.tokens.length} rows from position` +
-        ` ${position} on; the final norm or the output weights are damaged`,
-      { data: { layer: this.#spec.layers.length, mode: step.mode, position } },
+      `${what} is not finite, in the ${mode} of ${tokens.length} rows from position ${position} on; ${why}`,
+      { data: { layer, mode, position } },
     );
   }
 
   #read(name: string, rows: number): Float32Array {
     const { f32 } = this.#home;
     const place = this.#program.values[name];
-    const width = this.#widths[name];
+    const width = this.#graph.widths[name];
     if (place === undefined || width === undefined) throw new InternalError(`no value is called ${name}`);
     const stride = place.stride / 4;
     const own =

@@ -184,6 +184,7 @@ function standing({ program }: Laid, arena: number, change: Partial<LayoutOption
     if (place.arena === arena) add(name, place.offset, place.bytes);
   }
   for (const [layer, cache] of program.cache.entries()) {
+    assert.ok(cache !== undefined);
     if (cache.arena !== arena) continue;
     add(`keys of layer ${layer}`, cache.keys, pages * cache.keyPageBytes);
     add(`values of layer ${layer}`, cache.values, pages * cache.valuePageBytes);

@@ -1,6 +1,7 @@
 /** Gives everything a program needs its place: buffers, cache and weights in arenas, scratch behind them. */
 
 import { OutOfMemoryError } from '../../errors.ts';
+import { layersOf } from '../../model/cut.ts';
 import type { Graph } from '../../model/graph.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
@@ -60,6 +61,7 @@ export function layOut(options: LayoutOptions): CpuProgram {
     pageStart: arenas.home('step', rows * 4),
     pages: arenas.home('step', MAX_STEP_ROWS * pagesOf(options.context) * 4),
     wanted: arenas.home('step', options.wantedRows * 4),
+    ...incomingPlace(graph, rows, arenas),
   };
   const ropes: RopePlace[] = [];
   const ropeIndex = new Map<string, RopePlace>();
@@ -74,7 +76,7 @@ export function layOut(options: LayoutOptions): CpuProgram {
   }
   arenas.reserve((align(mostScratch(builder)) + alone.bytes) * threads);
   const vectors = placeVectors(weights, arenas);
-  const cache = placeCache(spec, options, arenas);
+  const cache = placeCache(options, arenas);
   const placed = new Map([...vectors, ...placeMatrices(weights, arenas)]);
 
   const placeOf = (name: string) => ({ offset: base + found(buffers.offsets, name), alone: alone.offsets.get(name) });
@@ -252,9 +254,18 @@ function placeBuffers(
   return { offsets, bytes: height };
 }
 
-function placeCache(spec: ModelSpec, options: LayoutOptions, arenas: Arenas): CachePlace[] {
+function incomingPlace(graph: Graph, rows: number, arenas: Arenas): Pick<StepPlaces, 'incoming'> {
+  const operation = graph.operations.find(({ kind }) => kind === 'incoming');
+  if (operation === undefined) return {};
+  return { incoming: arenas.home('step', rows * (graph.widths[operation.output] as number) * 4) };
+}
+
+/** The cache of a layer lies where the layer runs. */
+function placeCache({ spec, graph, ...options }: LayoutOptions, arenas: Arenas): (CachePlace | undefined)[] {
   const element = options.cacheType === 'f16' ? 2 : 4;
+  const layers = layersOf(graph);
   return spec.layers.map(({ attention }, layer) => {
+    if (!layers.has(layer)) return undefined;
     const keyPageBytes = PAGE_ROWS * attention.kvHeads * attention.headDim * element;
     const valuePageBytes = PAGE_ROWS * attention.kvHeads * attention.valueDim * element;
     const bytes = options.pages * (keyPageBytes + valuePageBytes);

@@ -60,6 +60,8 @@ export interface StepPlaces {
   readonly pageStart: number;
   readonly pages: number;
   readonly wanted: number;
+  /** Rows from outside, as they come: f32 without gaps. Absent where the graph begins with an embedding. */
+  readonly incoming?: number;
 }
 
 /** Cosines and sines by position for one kind of rotation: [context][cosines, sines]. */
@@ -81,7 +83,8 @@ export interface CpuProgram {
   readonly stages: readonly Stage[];
   readonly weights: Readonly<Record<string, WeightPlace>>;
   readonly values: Readonly<Record<ValueName, Place>>;
-  readonly cache: readonly CachePlace[];
+  /** By layer; undefined for those of other parts. */
+  readonly cache: readonly (CachePlace | undefined)[];
   readonly step: StepPlaces;
   readonly ropes: readonly RopePlace[];
   readonly buffers: readonly { readonly name: string; readonly bytes: number }[];

@@ -1,14 +1,15 @@
-/** The GPU as a device: WGSL kernels through WebGPU. What a step needs stays on the device; only logits come back. */
+/** The GPU as a device: WGSL kernels through WebGPU. What a step needs stays on the device; tokens or logits come back. */
 
-import { DeviceLostError, DisposedError, InternalError, NonFiniteError } from '../../errors.ts';
-import { ropeAngles, ropeTable } from '../../model/rope.ts';
+import { DeviceLostError, DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
 import { platform } from '../../platform/index.ts';
 import type { Platform } from '../../platform/platform.ts';
 import type { Backend, DeviceBandwidth, Executable, PrepareRequest, RunProfile, Step } from '../backend.ts';
-import { checkStep } from '../check-step.ts';
+import { checkStep, incomingRows } from '../check-step.ts';
 import { measureGpuBandwidth } from './bandwidth.ts';
-import type { Binding, RunShape } from './builder.ts';
+import type { RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
+import { DeviceBuffers, type SamplingBuffers } from './device-buffers.ts';
+import { GpuDrawer } from './drawer.ts';
 import { fuse } from './fuse.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
 import { planeMaker } from './plane-pool.ts';
@@ -17,30 +18,41 @@ import { Recorder } from './recorder.ts';
 import type { GpuRow } from './row.ts';
 import { gpuRows } from './rows.ts';
 import { writeStep } from './step-buffer.ts';
-import { readVector, storeOnGpu } from './store.ts';
+import { storeOnGpu } from './store.ts';
 
 const MAP_READ = 0x1;
-const COPY_SRC = 0x4;
 const COPY_DST = 0x8;
-const STORAGE = 0x80;
 
-export function gpuBackend(): Backend {
-  return { device: 'gpu', rows: gpuRows, prepare: async (request) => prepare(request, await platform()) };
+/** @param options.gpu a device that is open already and stays its owner's to close; else `prepare` opens one */
+export function gpuBackend(options: { readonly gpu?: Gpu } = {}): Backend {
+  return { device: 'gpu', rows: gpuRows, prepare: async (request) => prepare(request, await platform(), options.gpu) };
 }
 
-async function prepare(request: PrepareRequest, place: Platform): Promise<Executable> {
-  const gpu = await Gpu.open(place);
+async function prepare(request: PrepareRequest, place: Platform, lent: Gpu | undefined): Promise<Executable> {
+  const gpu = lent ?? (await openFor(request, place));
+  let buffers: DeviceBuffers | undefined;
+  const release = () => {
+    buffers?.destroy();
+    if (lent === undefined) gpu.close();
+  };
   try {
     const program = programFor(request);
-    const buffers = await DeviceBuffers.make(gpu, request, program);
-    const recorder = await Recorder.make(gpu, program.dispatches, (binding) => buffers.of(binding));
+    buffers = await DeviceBuffers.make(gpu, request, program);
+    const { weights } = buffers;
+    const recorder = await Recorder.make(gpu, program.dispatches, (binding) => (buffers as DeviceBuffers).of(binding));
     const planes = planeMaker(place, request);
-    await storeOnGpu(request, gpu, { buffers: buffers.weights, planes }).finally(() => planes.close());
-    return new GpuExecutable(request, { gpu, program, buffers, recorder });
+    await storeOnGpu(request, gpu, { buffers: weights, planes }).finally(() => planes.close());
+    return new GpuExecutable(request, { gpu, program, buffers, recorder, release });
   } catch (error) {
-    gpu.close();
-    throw error;
+    release();
+    // Mapped memory that cannot be had is no event of the device.
+    if (!(error instanceof RangeError)) throw error;
+    throw new OutOfMemoryError(`memory for loading onto the GPU cannot be had: ${error.message}`, { cause: error });
   }
+}
+
+function openFor({ plan }: PrepareRequest, place: Platform): Promise<Gpu> {
+  return Gpu.open(place, { number: plan.adapterNumber, unchecked: plan.unchecked });
 }
 
 /** The program that the plan was made from. */
@@ -62,123 +74,23 @@ function programFor({ plan, spec, graph: unfused, weights }: PrepareRequest): Gp
   });
 }
 
-/** Every buffer of a program on the device. */
-class DeviceBuffers {
-  readonly weights = new Map<string, GPUBuffer>();
-  readonly bytes: number;
-  readonly step: GPUBuffer;
-  readonly #slots: readonly GPUBuffer[];
-  readonly #slotOf: ReadonlyMap<string, number>;
-  readonly #cache: readonly { readonly keys: GPUBuffer; readonly values: GPUBuffer }[];
-  readonly #ropes: ReadonlyMap<string, GPUBuffer>;
-
-  private constructor(made: {
-    readonly weights: ReadonlyMap<string, GPUBuffer>;
-    readonly step: GPUBuffer;
-    readonly slots: readonly GPUBuffer[];
-    readonly slotOf: ReadonlyMap<string, number>;
-    readonly cache: readonly { readonly keys: GPUBuffer; readonly values: GPUBuffer }[];
-    readonly ropes: ReadonlyMap<string, GPUBuffer>;
-  }) {
-    for (const [name, buffer] of made.weights) this.weights.set(name, buffer);
-    this.step = made.step;
-    this.#slots = made.slots;
-    this.#slotOf = made.slotOf;
-    this.#cache = made.cache;
-    this.#ropes = made.ropes;
-    const all = [
-      ...made.weights.values(),
-      made.step,
-      ...made.slots,
-      ...made.cache.flatMap(({ keys, values }) => [keys, values]),
-      ...made.ropes.values(),
-    ];
-    this.bytes = all.reduce((sum, { size }) => sum + size, 0);
-  }
-
-  static async make(gpu: Gpu, request: PrepareRequest, program: GpuProgram): Promise<DeviceBuffers> {
-    const { device } = gpu;
-    const buffer = (label: string, size: number) =>
-      device.createBuffer({ label, size: Math.ceil(size / 16) * 16, usage: STORAGE | COPY_DST | COPY_SRC });
-    const ropes = await ropeBuffers(request, program, buffer, device);
-    return gpu.guarded(
-      () =>
-        new DeviceBuffers({
-          weights: new Map([...program.weightBytes].map(([name, bytes]) => [name, buffer(name, bytes)])),
-          step: buffer('step', program.step.words * 4),
-          slots: program.slots.map((bytes, index) => buffer(`activations ${index}`, bytes)),
-          slotOf: program.slotOf,
-          cache: program.cache.map(({ keys, values }, layer) => ({
-            keys: buffer(`keys of layer ${layer}`, keys),
-            values: buffer(`values of layer ${layer}`, values),
-          })),
-          ropes,
-        }),
-    );
-  }
-
-  named(name: string): GPUBuffer | undefined {
-    const slot = this.#slotOf.get(name);
-    return slot === undefined ? undefined : this.#slots[slot];
-  }
-
-  of(binding: Binding): GPUBuffer {
-    const found = this.#find(binding);
-    if (found === undefined) throw new InternalError(`no buffer was made for the binding ${JSON.stringify(binding)}`);
-    return found;
-  }
-
-  #find(binding: Binding): GPUBuffer | undefined {
-    switch (binding.kind) {
-      case 'value':
-      case 'buffer':
-        return this.named(binding.name);
-      case 'weight':
-        return this.weights.get(binding.name);
-      case 'cache':
-        return this.#cache[binding.layer]?.[binding.part];
-      case 'rope':
-        return this.#ropes.get(JSON.stringify(binding.rope));
-      case 'step':
-        return this.step;
-    }
-  }
-}
-
-/** Cosines and sines of every position of the context, for each kind of rotation that a dispatch binds. */
-async function ropeBuffers(
-  { plan, weights, sources }: PrepareRequest,
-  program: GpuProgram,
-  buffer: (label: string, size: number) => GPUBuffer,
-  device: GPUDevice,
-): Promise<Map<string, GPUBuffer>> {
-  const factors = weights.get('ropeFactors');
-  const made = new Map<string, GPUBuffer>();
-  for (const rope of program.ropes) {
-    const own =
-      rope.scaling.kind === 'factors' && factors !== undefined
-        ? await readVector(factors, (index) => sources[index] as PrepareRequest['sources'][number])
-        : undefined;
-    const table = ropeTable(rope, own);
-    const pairs = rope.dimensions / 2;
-    const angles = new Float32Array(plan.context * pairs * 2);
-    for (let position = 0; position < plan.context; position++) {
-      ropeAngles(table, position, { cos: angles, sin: angles.subarray(pairs), offset: position * pairs * 2 });
-    }
-    const target = buffer('rope', angles.byteLength);
-    device.queue.writeBuffer(target, 0, angles);
-    made.set(JSON.stringify(rope), target);
-  }
-  return made;
+function allFinite(values: Float32Array): boolean {
+  let nothing = 0;
+  // x - x is 0 for finite values and NaN for all others.
+  for (let i = 0; i < values.length; i++) nothing += (values[i] as number) - (values[i] as number);
+  return nothing === 0;
 }
 
 export class GpuExecutable implements Executable {
   readonly bytes: number;
+  /** Where the device has the whole model. */
+  readonly drawer: GpuDrawer | undefined;
   readonly #request: PrepareRequest;
   readonly #gpu: Gpu;
   readonly #program: GpuProgram;
   readonly #buffers: DeviceBuffers;
   readonly #recorder: Recorder;
+  readonly #release: () => void;
   readonly #words: Uint32Array<ArrayBuffer>;
   #readback: GPUBuffer | undefined;
   #rows = 0;
@@ -193,6 +105,8 @@ export class GpuExecutable implements Executable {
       readonly program: GpuProgram;
       readonly buffers: DeviceBuffers;
       readonly recorder: Recorder;
+      /** Gives the device's memory back. */
+      readonly release: () => void;
     },
   ) {
     this.#request = request;
@@ -200,31 +114,58 @@ export class GpuExecutable implements Executable {
     this.#program = made.program;
     this.#buffers = made.buffers;
     this.#recorder = made.recorder;
+    this.#release = made.release;
     this.#words = new Uint32Array(made.program.step.words);
     this.bytes = made.buffers.bytes;
+    const { sampling } = made.program;
+    if (sampling !== undefined) {
+      this.drawer = new GpuDrawer({
+        gpu: made.gpu,
+        layout: sampling,
+        buffers: made.buffers.sampling as SamplingBuffers,
+        encode: (step, draws) => this.#encode(step, draws).encoder,
+      });
+    }
   }
 
-  /** Checks a step and puts it where the next submission reads it. */
-  #begin(step: Step): { readonly shape: RunShape } {
+  /**
+   * Checks a step and puts it where the next submission reads it.
+   * @param slots of which a token may be the one drawn last
+   */
+  #begin(step: Step, slots = 0): { readonly shape: RunShape } {
     if (this.#disposed) throw new DisposedError('the GPU backend');
-    const { plan, spec } = this.#request;
+    const { plan, spec, graph } = this.#request;
+    const { queue } = this.#gpu.device;
     this.#gpu.check();
-    checkStep(step, plan, spec.vocabulary);
+    checkStep(step, plan, spec.vocabulary, slots);
+    const incoming = incomingRows(graph, step);
     const used = writeStep(step, this.#program.step, this.#words);
-    this.#gpu.device.queue.writeBuffer(this.#buffers.step, 0, this.#words, 0, used);
+    queue.writeBuffer(this.#buffers.step, 0, this.#words, 0, used);
+    const target = incoming && this.#buffers.named(incoming.name);
+    if (target !== undefined) queue.writeBuffer(target, 0, new Float32Array(incoming?.rows ?? []));
     this.#rows = step.tokens.length;
     const visible = step.positions.reduce((most, position) => Math.max(most, position + 1), 0);
     return { shape: { rows: step.tokens.length, wanted: step.wanted.length, visible } };
   }
 
-  async run(step: Step): Promise<Float32Array> {
-    const { spec, graph } = this.#request;
-    const { shape } = this.#begin(step);
+  /** A checked step as commands that are not submitted yet. @param draws which rows' tokens are drawn; absent: none */
+  #encode(
+    step: Step,
+    draws?: Pick<RunShape, 'drawn' | 'adjusts'>,
+  ): { readonly encoder: GPUCommandEncoder; readonly shape: RunShape } {
+    const { shape } = this.#begin(step, draws && this.drawer?.slots);
     const encoder = this.#gpu.device.createCommandEncoder();
-    this.#recorder.record(encoder, step.mode, shape);
-    const logits = await this.#read(encoder, graph.logits, step.wanted.length * spec.vocabulary);
-    this.#requireFinite(logits, step);
-    return logits;
+    this.#recorder.record(encoder, step.mode, { ...shape, ...draws });
+    return { encoder, shape };
+  }
+
+  async run(step: Step): Promise<Float32Array> {
+    const { outgoing, logits, widths } = this.#request.graph;
+    const { encoder, shape } = this.#encode(step);
+    const [name, rows] = outgoing === undefined ? [logits, shape.wanted] : [outgoing, shape.rows];
+    const given = await this.#read(encoder, name, rows * (widths[name] as number));
+    if (!allFinite(given)) throw await this.#notFinite(step);
+    return given;
   }
 
   /** How long each dispatch of a step takes by the device's clock; the step is run. Absent without timestamps. */
@@ -268,10 +209,7 @@ export class GpuExecutable implements Executable {
     await queue.onSubmittedWorkDone();
     const start = performance.now();
     for (let i = 0; i < count; i++) {
-      const { shape } = this.#begin(step);
-      const encoder = this.#gpu.device.createCommandEncoder();
-      this.#recorder.record(encoder, step.mode, shape);
-      queue.submit([encoder.finish()]);
+      queue.submit([this.#encode(step).encoder.finish()]);
     }
     const encodeMs = performance.now() - start;
     await queue.onSubmittedWorkDone();
@@ -319,22 +257,42 @@ export class GpuExecutable implements Executable {
     return result;
   }
 
-  #requireFinite(logits: Float32Array, step: Step): void {
-    let nothing = 0;
-    // x - x is 0 for finite values and NaN for all others.
-    for (let i = 0; i < logits.length; i++) nothing += (logits[i] as number) - (logits[i] as number);
-    if (nothing === 0) return;
-    const position = step.positions[0];
-    throw new NonFiniteError(
-      `a logit is not finite, in the ${step.mode} of ${step.tokens.length} rows from position ${position} on;` +
-        ' the weights are damaged or the model does not fit its format (--device cpu names the layer)',
-      { data: { mode: step.mode, position } },
+  /** Names the layer by the run itself, again and cut short after each layer: no other run pays for it. */
+  async #notFinite(step: Step): Promise<NonFiniteError> {
+    const { graph, spec } = this.#request;
+    const { mode, positions, tokens } = step;
+    const dispatches = this.#program.dispatches[mode];
+    // What each layer ends with.
+    const ends = new Map(graph.operations.map(({ output, layer }) => [layer, output]));
+    ends.delete(spec.layers.length);
+    let layer = spec.layers.length;
+    for (const [number, name] of ends) {
+      const end = dispatches.findLastIndex(({ bindings }) =>
+        bindings.some((binding) => binding.kind === 'value' && binding.name === name && binding.access === 'write'),
+      );
+      if (end < 0) continue;
+      const { shape } = this.#begin(step);
+      const encoder = this.#gpu.device.createCommandEncoder();
+      this.#recorder.recordFirst(encoder, mode, { run: shape, count: end + 1 });
+      if (allFinite(await this.#read(encoder, name, shape.rows * (graph.widths[name] as number)))) continue;
+      layer = number;
+      break;
+    }
+    const where = layer < 0 ? 'the embedding' : `layer ${layer} (blk.${layer})`;
+    const what = layer < spec.layers.length ? `${where}: a value` : 'after the last layer (output): a logit';
+    const position = positions[0];
+    return new NonFiniteError(
+      `${what} is not finite, in the ${mode} of ${tokens.length} rows from position ${position} on;` +
+        ' the weights are damaged or the model does not fit its format',
+      { data: { layer, mode, position } },
     );
   }
 
   async dispose(): Promise<void> {
     if (this.#disposed) return;
     this.#disposed = true;
-    this.#gpu.close();
+    await this.drawer?.dispose();
+    this.#readback?.destroy();
+    this.#release();
   }
 }

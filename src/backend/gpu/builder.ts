@@ -4,11 +4,11 @@
  */
 
 import { InternalError } from '../../errors.ts';
-import type { Graph, ValueName, WeightName } from '../../model/graph.ts';
+import type { Graph, Operation, ValueName, WeightName } from '../../model/graph.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import { type CacheType, MAX_STEP_ROWS, type Mode } from '../kernel.ts';
-import { type SamplingLayout, samplingLayout } from './sampling-buffer.ts';
+import { MAX_VOCABULARY, type SamplingLayout, samplingLayout } from './sampling-buffer.ts';
 import { type StepLayout, stepLayout } from './step-buffer.ts';
 
 /** What a dispatch may know of the run it is recorded for; its kernels read the rest from the step buffer. */
@@ -74,6 +74,8 @@ export class Builder {
   readonly step: StepLayout;
   /** What sampling keeps between runs. */
   readonly sampling: SamplingLayout;
+  /** Whether tokens are drawn on the device: it has the whole model, of a vocabulary that the kernels of sampling take. */
+  readonly draws: boolean;
   readonly dispatches: Readonly<Record<Mode, Dispatch[]>> = { prompt: [], step: [] };
   /** Bytes of every value and buffer. */
   readonly bytes = new Map<string, number>();
@@ -106,6 +108,7 @@ export class Builder {
       rows: options.wanted,
       slots: options.slots ?? MAX_STEP_ROWS,
     });
+    this.draws = drawsTokens(options.graph, options.spec);
   }
 
   weight(name: WeightName): Weight {
@@ -133,4 +136,9 @@ export class Builder {
   dispatch(mode: Mode, dispatch: Dispatch): void {
     this.dispatches[mode].push(dispatch);
   }
+}
+
+function drawsTokens({ operations, widths, logits }: Graph, { vocabulary }: ModelSpec): boolean {
+  const has = (wanted: Operation['kind']) => operations.some(({ kind }) => kind === wanted);
+  return has('embed') && has('head') && widths[logits] === vocabulary && vocabulary <= MAX_VOCABULARY;
 }

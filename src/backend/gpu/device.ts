@@ -25,8 +25,8 @@ const wanted = ['shader-f16', 'subgroups', 'timestamp-query', 'chromium-experime
 const wantedOfLanguage = ['packed_4x8_integer_dot_product'] as const;
 
 /**
- * Subgroup matrices as kernels use them: 16×16×16 of f16 with f32 sums, subgroups of 32 that know their number, and 48 KiB
- * of workgroup memory.
+ * Subgroup matrices as kernels use them: 16×16×16 of f16 with f32 sums, subgroups of 32 that know their number, 48 KiB of
+ * workgroup memory and 512 threads.
  */
 const MATRIX = 'subgroup-matrix-f16';
 
@@ -46,6 +46,7 @@ function offersMatrix({ features, info, limits }: GPUAdapter, language: Readonly
     info.subgroupMinSize === 32 &&
     info.subgroupMaxSize === 32 &&
     limits.maxComputeWorkgroupStorageSize >= 48 * 1024 &&
+    limits.maxComputeInvocationsPerWorkgroup >= 512 &&
     configs.some(
       ({ M, N, K, componentType, resultComponentType }) =>
         M === 16 && N === 16 && K === 16 && componentType === 'f16' && resultComponentType === 'f32',

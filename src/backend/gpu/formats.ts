@@ -31,15 +31,20 @@ export interface GpuFormat {
   /** WGSL of functions that `decode` calls. */
   readonly helpers?: string;
   /**
-   * WGSL of `fn codes32(row: u32, b: u32) -> Codes`: the columns as bytes with scales, for integer products. Absent for
-   * formats that have no codes.
+   * WGSL of what block `b` of the row at word `row` is read by, each a vec4u. They are apart from `codes`, so that a kernel
+   * may load long before it needs what it loads.
+   */
+  readonly loads?: readonly string[];
+  /**
+   * WGSL of `fn codesOf(l: array<vec4u, N>, b: u32) -> Codes`: the columns as bytes with scales, of what the N `loads`
+   * brought. Absent, as they are, for formats that have no codes.
    */
   readonly codes?: string;
   /**
-   * WGSL of `fn codesPair(row: u32, b: u32) -> CodesPair`: blocks b, an even number, and b + 1, where they share something;
-   * else it is made of `codes32`.
+   * The same of blocks b, an even number, and b + 1, where they share something: `codes` is WGSL of `fn codesPair(l: array<vec4u,
+   * N>, b: u32) -> CodesPair`. Absent: the loads of each, one after the other.
    */
-  readonly codesPair?: string;
+  readonly pair?: { readonly loads: readonly string[]; readonly codes: string };
   /** WGSL of the body of `fn decode32(row: u32, b: u32) -> array<vec4f, 8>`; `weightCode` says what it may use. */
   readonly decode: string;
 }
@@ -147,9 +152,8 @@ function copyPart(part: {
 
 /**
  * WGSL that declares a weight matrix and its decoder: `w` (storage, read, at `binding`), `ROW_WORDS` (row r begins at word
- * r · ROW_WORDS), `COLUMNS`, `decode32(row, b)`, whose columns beyond COLUMNS are 0, and `codes32(row, b)` where the
- * format has codes. With a `name`, all of them end in
- * it, `decode32_gate`, and so does all that a decoder declares. A module has `weightHelpers` (`wgsl.ts`) once besides.
+ * r · ROW_WORDS), `COLUMNS`, `decode32(row, b)`, whose columns beyond COLUMNS are 0, and, where the format has codes,
+ * `codes32(row, b)`, which is `codesOf(loads32(row, b), b)`, and `codesPair` of `loadsPair(row, b)` for two blocks. With a `name`, all of them end in it, `decode32_gate`, and so does all that a decoder declares. A module has `weightHelpers` (`wgsl.ts`) once besides.
  *
  * For decoders there are, too: `PLANE_i` (words from the row's start), `word(i)`, `quad(i)` (the 16 bytes from word i, a
  * multiple of 4), `pair(i)` (8 bytes, a multiple of 2), and `byteAt(plane, i)` and `halfAt(plane, i)`: the i-th byte or f16
@@ -173,7 +177,7 @@ fn quad(i: u32) -> vec4u { return w[i >> 2u]; }
 fn pair(i: u32) -> vec2u { let q = w[i >> 2u]; return select(q.xy, q.zw, (i & 2u) != 0u); }
 fn byteAt(plane: u32, i: u32) -> u32 { return (word(plane + (i >> 2u)) >> ((i & 3u) * 8u)) & 255u; }
 fn halfAt(plane: u32, i: u32) -> f32 { return halves(word(plane + (i >> 1u)) >> ((i & 1u) * 16u)).x; }
-${format.helpers ?? ''}${format.codes ?? ''}${pairCode(format)}
+${format.helpers ?? ''}${codesCode(format)}${pairCode(format)}
 fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
   ${format.decode}
 }`;
@@ -183,13 +187,35 @@ fn decode32(row: u32, b: u32) -> array<vec4f, 8> {
   return code.replace(new RegExp(`(?<!\\.)\\b(${declared.join('|')})\\b`, 'g'), `$1_${name}`);
 }
 
-function pairCode({ codes, codesPair }: GpuFormat): string {
-  if (codes === undefined) return '';
-  return (
-    codesPair ??
-    /* wgsl */ `
-fn codesPair(row: u32, b: u32) -> CodesPair { return CodesPair(codes32(row, b), codes32(row, b + 1u)); }`
-  );
+function codesCode({ loads, codes }: GpuFormat): string {
+  if (loads === undefined || codes === undefined) return '';
+  return /* wgsl */ `
+fn loads32(row: u32, b: u32) -> array<vec4u, ${loads.length}> {
+  return array<vec4u, ${loads.length}>(${loads.join(', ')});
+}
+${codes}
+fn codes32(row: u32, b: u32) -> Codes { return codesOf(loads32(row, b), b); }`;
+}
+
+/** Loads of two blocks, b and b + 1. */
+export function pairLoads({ loads = [], pair }: GpuFormat): readonly string[] {
+  return pair?.loads ?? [...loads, ...loads.map((load) => load.replace(/\bb\b/g, '(b + 1u)'))];
+}
+
+function pairCode(format: GpuFormat): string {
+  const { loads, codes, pair } = format;
+  if (loads === undefined || codes === undefined) return '';
+  const all = pairLoads(format);
+  const type = `array<vec4u, ${all.length}>`;
+  const half = (from: number) => `array<vec4u, ${loads.length}>(${loads.map((_, i) => `l[${from + i}]`).join(', ')})`;
+  return /* wgsl */ `
+fn loadsPair(row: u32, b: u32) -> ${type} { return ${type}(${all.join(', ')}); }
+${
+  pair?.codes ??
+  `fn codesPair(l: ${type}, b: u32) -> CodesPair {
+  return CodesPair(codesOf(${half(0)}, b), codesOf(${half(loads.length)}, b + 1u));
+}`
+}`;
 }
 
 /** `weightHelpers` and `weightCode`: for kernels that read one weight. */

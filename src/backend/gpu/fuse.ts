@@ -20,6 +20,7 @@ import type {
   RowNorm,
   ValueName,
 } from '../../model/graph.ts';
+import { inputsOf } from '../../model/inputs.ts';
 
 /** The same values under the same names, but for those inside of fused operations. */
 export function fuse(graph: Graph): Graph {
@@ -168,29 +169,5 @@ class Fusing {
       this.#instead.set(moe, []);
       this.#instead.set(operation, [{ ...(now as MoeOperation), add: left, output }]);
     }
-  }
-}
-
-/** Every value that an operation reads. */
-function inputsOf(operation: Operation): ValueName[] {
-  switch (operation.kind) {
-    case 'embed':
-      return [];
-    case 'attention':
-      return operation.stored ? [operation.query] : [operation.query, operation.key, operation.value];
-    case 'glu':
-      return [operation.gate, operation.up];
-    case 'add':
-      return [operation.left, operation.right];
-    case 'project':
-    case 'moe':
-      return operation.add === undefined ? [operation.input] : [operation.input, operation.add];
-    case 'norm':
-    case 'linear':
-    case 'rope':
-    case 'head':
-    case 'gated':
-    case 'rotate':
-      return [operation.input];
   }
 }

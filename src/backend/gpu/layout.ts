@@ -1,5 +1,6 @@
 /** The program of a graph for the GPU: dispatches by mode, and buffers that share memory where their lives do not meet. */
 
+import { layersOf } from '../../model/cut.ts';
 import type { Graph, ValueName } from '../../model/graph.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
@@ -8,7 +9,9 @@ import type { CacheType, Mode } from '../kernel.ts';
 import { type Binding, Builder, type Dispatch } from './builder.ts';
 import { gpuFormat } from './formats/index.ts';
 import { planeWords } from './formats.ts';
+import { emitSample } from './kernels/sample.ts';
 import type { GpuRow } from './row.ts';
+import type { SamplingLayout } from './sampling-buffer.ts';
 import type { StepLayout } from './step-buffer.ts';
 
 export interface GpuLayoutOptions {
@@ -32,11 +35,13 @@ export interface GpuProgram {
   readonly slots: readonly number[];
   readonly slotOf: ReadonlyMap<string, number>;
   readonly step: StepLayout;
+  /** Where tokens are drawn. */
+  readonly sampling?: SamplingLayout;
   readonly weightBytes: ReadonlyMap<string, number>;
   /** Each kind of rotation that a dispatch binds. */
   readonly ropes: readonly RopeSpec[];
-  /** Bytes of keys and of values, by layer. */
-  readonly cache: readonly { readonly keys: number; readonly values: number }[];
+  /** Bytes of keys and of values, by layer; undefined for those of other parts. */
+  readonly cache: readonly ({ readonly keys: number; readonly values: number } | undefined)[];
 }
 
 export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
@@ -55,21 +60,25 @@ export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
     graph.operations.forEach((operation, index) => {
       (options.rows[mode][index] as GpuRow).emit(operation, builder, mode);
     });
+    if (builder.draws) emitSample(builder, mode, graph.logits);
   }
   const { slots, slotOf } = shareSlots(builder, graph.logits);
   const element = cacheType === 'f16' ? 2 : 4;
   const rows = options.pages * PAGE_ROWS;
+  const layers = layersOf(graph);
   return {
     dispatches: builder.dispatches,
     slots,
     slotOf,
     step: builder.step,
+    sampling: builder.draws ? builder.sampling : undefined,
     ropes: ropesOf([...builder.dispatches.prompt, ...builder.dispatches.step]),
     weightBytes: new Map([...weights].map(([name, weight]) => [name, deviceBytes(weight)])),
-    cache: spec.layers.map(({ attention: { kvHeads, headDim, valueDim } }) => ({
-      keys: rows * kvHeads * headDim * element,
-      values: rows * kvHeads * valueDim * element,
-    })),
+    cache: spec.layers.map(({ attention: { kvHeads, headDim, valueDim } }, layer) =>
+      layers.has(layer)
+        ? { keys: rows * kvHeads * headDim * element, values: rows * kvHeads * valueDim * element }
+        : undefined,
+    ),
   };
 }
 
@@ -102,6 +111,8 @@ function namesOf(bindings: readonly Binding[]): ValueName[] {
 
 /** Names whose dispatches do not overlap, in either mode, may share a buffer; the largest choose first. */
 function shareSlots(builder: Builder, logits: ValueName): { slots: number[]; slotOf: Map<string, number> } {
+  // The host writes it before the first dispatch.
+  const incoming = builder.graph.operations.find(({ kind }) => kind === 'incoming')?.output;
   const lives = new Map<string, Life[]>();
   for (const mode of ['prompt', 'step'] as const) {
     const spans = new Map<string, { first: number; last: number }>();
@@ -113,7 +124,11 @@ function shareSlots(builder: Builder, logits: ValueName): { slots: number[]; slo
       }
     });
     for (const [name, { first, last }] of spans) {
-      const life = { mode, first, last: name === logits ? Number.POSITIVE_INFINITY : last };
+      const life = {
+        mode,
+        first: name === incoming ? 0 : first,
+        last: name === logits ? Number.POSITIVE_INFINITY : last,
+      };
       lives.set(name, [...(lives.get(name) ?? []), life]);
     }
   }

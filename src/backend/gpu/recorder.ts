@@ -158,6 +158,17 @@ export class Recorder {
     });
   }
 
+  /** Puts the first `count` dispatches of a run into one pass of `encoder`: the run as far as a value that they make. */
+  recordFirst(
+    encoder: GPUCommandEncoder,
+    mode: Mode,
+    { run, count }: { readonly run: RunShape; readonly count: number },
+  ): void {
+    const pass = encoder.beginComputePass();
+    this.#fill(pass, this.#recorded[mode].slice(0, count), run);
+    pass.end();
+  }
+
   /**
    * Runs each dispatch of a run in a pass of its own and says how long each took, in nanoseconds by the device's clock.
    * @returns undefined where the device has no timestamps

@@ -11,7 +11,8 @@ import { rotateRows } from './kernels/rotate.ts';
 import { rowwiseRows } from './kernels/rowwise.ts';
 import type { GpuRow } from './row.ts';
 
-export const gpuRows: readonly GpuRow[] = [
+/** Rows whose tests run with and without the device's checks; one that is not there yet stands behind, by itself. */
+const tried: readonly GpuRow[] = [
   ...embedRows,
   ...rowwiseRows,
   ...matrixRows,
@@ -22,3 +23,5 @@ export const gpuRows: readonly GpuRow[] = [
   ...moeMatrixRows,
   ...moeRows,
 ];
+
+export const gpuRows: readonly GpuRow[] = tried.map((row): GpuRow => ({ ...row, unchecked: true }));

@@ -3,13 +3,13 @@ import { test } from 'node:test';
 import { InternalError, NonFiniteError, UsageError } from '../../errors.ts';
 import type { SamplerSettings } from '../sampling.ts';
 import {
-  type Draw,
   drawFault,
   drawShape,
   MAX_BIASES,
   MAX_VOCABULARY,
   mode,
   needsSlot,
+  type PlacedDraw,
   SETTINGS_WORDS,
   samplesOnDevice,
   samplingLayout,
@@ -32,7 +32,7 @@ const off: SamplerSettings = {
   seed: 2 ** 53 - 1,
 };
 const layout = samplingLayout({ vocabulary: 100, context: 50, rows: 4, slots: 3 });
-const drawOf = (settings: Partial<SamplerSettings>, given: Partial<Draw> = {}): Draw => ({
+const drawOf = (settings: Partial<SamplerSettings>, given: Partial<PlacedDraw> = {}): PlacedDraw => ({
   settings: { ...off, ...settings },
   slot: 0,
   prompt: 0,
@@ -42,7 +42,7 @@ const drawOf = (settings: Partial<SamplerSettings>, given: Partial<Draw> = {}): 
 const biases = (count: number) => Array.from({ length: count }, (_, id) => [id, -1] as const);
 
 /** A row of settings as the device reads it. */
-function written(draw: Draw) {
+function written(draw: PlacedDraw) {
   const words = new Uint32Array(layout.settingsWords);
   assert.equal(writeDraws([undefined, draw], layout, words), 2 * SETTINGS_WORDS);
   assert.equal(words[setting.mode], mode.none);

@@ -6,6 +6,7 @@
  */
 
 import { type ConclaveError, InternalError } from '../../errors.ts';
+import type { Draw } from '../backend.ts';
 import { minPDistance, notFiniteError, nothingLeftError, repeatFactors, type SamplerSettings } from '../sampling.ts';
 
 /** Entries of a logit bias that a slot holds. */
@@ -91,6 +92,11 @@ export function samplingLayout(given: {
   };
 }
 
+/** Bytes of the three buffers. */
+export function samplingBytes({ settingsWords, slots, slotWords, drawnWords }: SamplingLayout): number {
+  return 4 * (settingsWords + slots * slotWords + drawnWords);
+}
+
 /** Whether the device draws by these settings: true, or why not, as a phrase. Nothing else says so. */
 export function samplesOnDevice(
   { logitBias }: SamplerSettings,
@@ -135,15 +141,8 @@ export function writeSlot(
   return words;
 }
 
-/** One token to draw. */
-export interface Draw {
-  readonly settings: SamplerSettings;
-  /** Where the request's tokens are; of no meaning unless `needsSlot`. */
-  readonly slot: number;
-  /** Tokens of the prompt. */
-  readonly prompt: number;
-  /** Tokens drawn for the request before this one, seen by the host or not; the random number's index. */
-  readonly index: number;
+/** A draw and where its token goes; its slot is of no meaning there unless {@link needsSlot}. */
+export interface PlacedDraw extends Draw {
   /**
    * Where in `drawn` the token goes, no other row's place; default: the row's number. A request that keeps one place finds
    * its token there whatever runs of others come in between.
@@ -152,7 +151,7 @@ export interface Draw {
 }
 
 /** What the shape of a run says of its draws. */
-export function drawShape(draws: readonly (Draw | undefined)[]): {
+export function drawShape(draws: readonly (PlacedDraw | undefined)[]): {
   readonly drawn: number;
   readonly adjusts: boolean;
 } {
@@ -167,7 +166,11 @@ export function drawShape(draws: readonly (Draw | undefined)[]): {
  * Writes how the leading rows of `wanted` are drawn; undefined leaves a row's logits to the host.
  * @returns how many words matter
  */
-export function writeDraws(draws: readonly (Draw | undefined)[], layout: SamplingLayout, words: Uint32Array): number {
+export function writeDraws(
+  draws: readonly (PlacedDraw | undefined)[],
+  layout: SamplingLayout,
+  words: Uint32Array,
+): number {
   const floats = new Float32Array(words.buffer, words.byteOffset, words.length);
   if (draws.length > layout.rows) {
     throw new InternalError(`${draws.length} tokens are to be drawn in one run, at most ${layout.rows}`);
@@ -180,7 +183,7 @@ export function writeDraws(draws: readonly (Draw | undefined)[], layout: Samplin
 }
 
 function writeDraw(
-  { settings, slot, prompt, index, place }: Required<Draw>,
+  { settings, slot, prompt, index, place }: Required<PlacedDraw>,
   layout: SamplingLayout,
   to: { readonly words: Uint32Array; readonly floats: Float32Array; readonly at: number },
 ): void {

@@ -8,6 +8,7 @@ import type { Graph, Operation } from '../../model/graph.ts';
 import { type RopeTable, ropeTable } from '../../model/rope.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import { type Backend, type Executable, PAGE_ROWS, type PrepareRequest, type Step } from '../backend.ts';
+import { incomingRows } from '../check-step.ts';
 import { moe, type Route } from './moe.ts';
 import { add, attention, embed, gather, glu, type LayerCache, linear, norm, rope } from './operations.ts';
 import { referenceRows } from './rows.ts';
@@ -91,6 +92,9 @@ export class ReferenceExecutable implements Executable {
     switch (operation.kind) {
       case 'embed':
         return embed(this.#weight(operation.weight), step.tokens, this.#graph.widths[operation.output]);
+      case 'incoming':
+        // A copy: the part before may write over its own.
+        return Float32Array.from(incomingRows(this.#graph, step)?.rows ?? []);
       case 'norm':
         return norm(this.#value(operation.input), this.#weight(operation.weight), operation.group, operation.epsilon);
       case 'linear':

@@ -35,6 +35,7 @@ function row(operation: OperationKind, accepts: KernelRow['accepts'] = acceptsFo
 
 export const referenceRows: readonly KernelRow[] = [
   row('embed'),
+  row('incoming'),
   row('norm'),
   row('linear'),
   row('rope'),

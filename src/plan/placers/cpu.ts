@@ -32,10 +32,11 @@ function threads({ options, platform }: PlanRequest): number {
 }
 
 /** f32 while that is a small part of what the model takes anyway (half of its weights), else f16. */
-function defaultCache({ spec, weights, options }: PlanRequest, context: number): CacheType {
+function defaultCache(request: PlanRequest, context: number): CacheType {
+  const { weights, options } = request;
   let weightBytes = 0;
   for (const { bytes } of weights.values()) weightBytes += bytes;
-  return cacheBytesOf(spec, pagesFor(context, options) * PAGE_ROWS, 4) <= weightBytes / 2 ? 'f32' : 'f16';
+  return cacheBytesOf(request, pagesFor(context, options) * PAGE_ROWS, 4) <= weightBytes / 2 ? 'f32' : 'f16';
 }
 
 /** @throws UsageError `usage` for more than a WebAssembly memory holds */

@@ -1,14 +1,19 @@
 /** The GPU: each weight in a buffer of its own, activations in buffers that share memory. */
 
 import { fuse } from '../../backend/gpu/fuse.ts';
+import { MATRIX_FEATURE } from '../../backend/gpu/kernels/matrix.ts';
 import { layOutGpu } from '../../backend/gpu/layout.ts';
 import type { GpuRow } from '../../backend/gpu/row.ts';
 import { gpuRows } from '../../backend/gpu/rows.ts';
+import { samplingBytes } from '../../backend/gpu/sampling-buffer.ts';
 import { MAX_STEP_ROWS } from '../../backend/kernel.ts';
 import { OutOfMemoryError } from '../../errors.ts';
 import { DEFAULT_BATCH, type Placed, type PlaceRequest, type Placer, type PlanRequest, pagesFor } from '../placer.ts';
 import type { PlannedBuffer, PlannedWeight } from '../plan.ts';
 import { showBytes } from '../show.ts';
+
+/** Rows of a prompt in one run, by default, where products run on subgroup matrices. */
+const MATRIX_BATCH = 2048;
 
 export const gpuPlacer: Placer = {
   rows: gpuRows,
@@ -17,9 +22,11 @@ export const gpuPlacer: Placer = {
   // The engine's own thread; there is no pool.
   threads: () => 1,
   defaultCache: () => 'f16',
-  promptRows: ({ options }) => options.batch ?? DEFAULT_BATCH,
+  // Experts see enough rows of a long run to fill the tiles of subgroup matrices.
+  promptRows: (request) =>
+    request.options.batch ?? (features(request).has(MATRIX_FEATURE) ? MATRIX_BATCH : DEFAULT_BATCH),
   // WebGPU does not tell how much memory a device has.
-  memoryBytes: ({ options }) => options.memoryBytes,
+  memoryBytes: ({ options }) => options.gpuMemoryBytes,
   place,
 };
 
@@ -51,22 +58,30 @@ function place({ request, context, cacheType, promptRows, rows }: PlaceRequest):
       layout: weight.shape.length < 2 || weight.format === 'F32' ? undefined : 'planes',
     }),
   );
+  const { sampling } = program;
   const ropeBytes = program.ropes.reduce((sum, { dimensions }) => sum + context * dimensions * 4, 0);
   const buffers: PlannedBuffer[] = [
     ...program.slots.map(
       (bytes, index): PlannedBuffer => ({ name: `activations ${index}`, bytes, device: 'gpu', lifetime: 'step' }),
     ),
     { name: 'step', bytes: program.step.words * 4, device: 'gpu', lifetime: 'step' },
+    ...(sampling === undefined
+      ? []
+      : ([{ name: 'sampling', bytes: samplingBytes(sampling), device: 'gpu', lifetime: 'model' }] as const)),
     { name: 'rope tables', bytes: ropeBytes, device: 'gpu', lifetime: 'model' },
   ];
   const largest =
     platform.adapter === undefined
       ? Infinity
       : Math.min(platform.adapter.maxBindingBytes, platform.adapter.maxBufferBytes);
-  const cache = program.cache.flatMap(({ keys, values }, layer) => [
-    { name: `keys of layer ${layer}`, bytes: keys },
-    { name: `values of layer ${layer}`, bytes: values },
-  ]);
+  const cache = program.cache.flatMap((layerBytes, layer) =>
+    layerBytes === undefined
+      ? []
+      : [
+          { name: `keys of layer ${layer}`, bytes: layerBytes.keys },
+          { name: `values of layer ${layer}`, bytes: layerBytes.values },
+        ],
+  );
   for (const { name, bytes } of [...planned, ...buffers, ...cache]) {
     if (bytes <= largest) continue;
     throw new OutOfMemoryError(

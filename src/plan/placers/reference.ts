@@ -21,7 +21,7 @@ export const referencePlacer: Placer = {
 };
 
 function place({ request, context, promptRows }: PlaceRequest): Placed {
-  const { spec, graph, weights, options } = request;
+  const { graph, weights, options } = request;
   const planned = [...weights.values()].map(
     (weight): PlannedWeight => ({
       name: weight.name,
@@ -34,7 +34,7 @@ function place({ request, context, promptRows }: PlaceRequest): Placed {
   );
   const rows = Math.max(promptRows, MAX_STEP_ROWS);
   const weightBytes = planned.reduce((sum, { bytes }) => sum + bytes, 0);
-  const cacheBytes = cacheBytesOf(spec, pagesFor(context, options) * PAGE_ROWS, 4);
+  const cacheBytes = cacheBytesOf(request, pagesFor(context, options) * PAGE_ROWS, 4);
   const bufferBytes = Object.values(graph.widths).reduce((sum, width) => sum + width * rows * 4, 0);
   const buffers: PlannedBuffer[] = [
     { name: 'every value of a run', bytes: bufferBytes, device: 'reference', lifetime: 'step' },

@@ -218,6 +218,7 @@ const cases: Readonly<Partial<Record<OperationKind, (row: KernelRow) => RowCase>
     },
     { x: 6, y: 6 },
   ),
+  incoming: anything({ kind: 'incoming', layer: 3, output: 'y' }, { y: 67 }),
   add: anything({ kind: 'add', layer: 0, left: 'a', right: 'b', output: 'y' }, { a: 1, b: 1, y: 1 }),
   glu: () => {
     const of = (activation: string) =>

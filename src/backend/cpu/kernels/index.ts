@@ -6,10 +6,11 @@ import type { RunningTask, WorkerView } from '../task.ts';
 import { makeAttend, makeStore } from './attention.ts';
 import { makeCombine, makeExpertsIn, makeExpertsOut, makeGatedIn, makeRoute, makeSortPairs } from './experts.ts';
 import { makeLinear } from './linear.ts';
-import { makeAdd, makeEmbed, makeEncode, makeNorm, makeRope, makeSiluMul } from './rowwise.ts';
+import { makeAdd, makeEmbed, makeEncode, makeIncoming, makeNorm, makeRope, makeSiluMul } from './rowwise.ts';
 
 const makers: Readonly<Record<string, (task: Task, worker: WorkerView) => RunningTask>> = {
   embed: makeEmbed,
+  incoming: makeIncoming,
   norm: makeNorm,
   encode: makeEncode,
   linear: makeLinear,

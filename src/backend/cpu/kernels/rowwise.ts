@@ -1,9 +1,10 @@
-/** What is done to each row by itself: embedding lookup, norms, rotation, gating, sums, quantisation. */
+/** What is done to each row by itself: embedding lookup, rows from outside, norms, rotation, gating, sums, quantisation. */
 
 import type {
   AddOperation,
   EmbedOperation,
   GluOperation,
+  IncomingOperation,
   NormOperation,
   Operation,
   RopeOperation,
@@ -76,6 +77,18 @@ const embedRows: readonly CpuRow[] = cpuFormats.map(({ id }) => ({
 
 export const rowwiseRows: readonly CpuRow[] = [
   ...embedRows,
+  rowwise<IncomingOperation>({
+    operation: 'incoming',
+    emit({ output }, builder) {
+      const bytes = builder.width(output) * 4;
+      builder.emit({
+        space: 'rows',
+        reads: [],
+        writes: [output],
+        make: (at) => ({ kind: 'incoming', input: at.step.incoming, bytes, output: at.value(output) }),
+      });
+    },
+  }),
   rowwise<NormOperation>({
     operation: 'norm',
     emit({ input, weight, output, epsilon, group, layer }, builder) {
@@ -173,6 +186,15 @@ export function makeEmbed(data: Task, worker: WorkerView): RunningTask {
     const inside = arena === home ? to : arena.scratch + 8 * 192;
     decode(format.number, task.weight + (token >> 2) * bytes, task.columns, token & 3, inside, arena.scratch);
     if (arena !== home) home.bytes.set(arena.bytes.subarray(inside, inside + task.columns * 4), to);
+  });
+}
+
+export function makeIncoming(data: Task, worker: WorkerView): RunningTask {
+  const task = data as Task & { readonly input: number; readonly bytes: number; readonly output: Place };
+  const { bytes } = worker.home;
+  return perRow((row) => {
+    const from = task.input + row * task.bytes;
+    bytes.copyWithin(rowOf(task.output, row), from, from + task.bytes);
   });
 }
 

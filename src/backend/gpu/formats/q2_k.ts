@@ -8,11 +8,12 @@ export const q2_k: GpuFormat = {
   activations: 'int8',
   planes: [16, 64, 4],
   reorder: { 1: bitPairs },
+  loads: ['vec4u(pair(row + PLANE_1 + 2u * b), word(row + PLANE_0 + (b >> 1u)), word(row + PLANE_2 + (b >> 3u)))'],
   codes: /* wgsl */ `
-fn codes32(row: u32, b: u32) -> Codes {
-  let codes = pair(row + PLANE_1 + 2u * b);
-  let packed = word(row + PLANE_0 + (b >> 1u)) >> ((b & 1u) * 16u);
-  let d = halves(word(row + PLANE_2 + (b >> 3u)));
+fn codesOf(l: array<vec4u, 1>, b: u32) -> Codes {
+  let codes = l[0].xy;
+  let packed = l[0].z >> ((b & 1u) * 16u);
+  let d = halves(l[0].w);
   let scale = d.x * vec2f(vec2u(packed, packed >> 8u) & vec2u(15u));
   let minimum = d.y * vec2f(vec2u(packed >> 4u, packed >> 12u) & vec2u(15u));
   return Codes(bitPairsOf(codes.x), bitPairsOf(codes.y), scale, minimum);

@@ -5,11 +5,11 @@ import type { GpuFormat } from '../formats.ts';
 export const q4_1: GpuFormat = {
   id: 'Q4_1',
   planes: [4, 16],
+  loads: ['quad(row + PLANE_1 + 4u * b)', 'vec4u(word(row + PLANE_0 + b), 0u, 0u, 0u)'],
   codes: /* wgsl */ `
-fn codes32(row: u32, b: u32) -> Codes {
-  let codes = quad(row + PLANE_1 + 4u * b);
-  let d = halves(word(row + PLANE_0 + b));
-  return Codes(lowNibbles(codes), highNibbles(codes), d.xx, -d.yy);
+fn codesOf(l: array<vec4u, 2>, b: u32) -> Codes {
+  let d = halves(l[1].x);
+  return Codes(lowNibbles(l[0]), highNibbles(l[0]), d.xx, -d.yy);
 }`,
   decode: `return affine32(codes32(row, b));`,
 };

@@ -9,21 +9,25 @@ export const q4_k: GpuFormat = {
   activations: 'int8',
   planes: [16, 128],
   reorder: { 1: nibblePairs },
+  loads: ['quad(row + PLANE_1 + 4u * b)', 'quad(row + PLANE_0 + 4u * (b >> 3u))'],
   codes: /* wgsl */ `${groupScales}
-fn codes32(row: u32, b: u32) -> Codes {
-  let codes = quad(row + PLANE_1 + 4u * b);
-  let s = groupScales(quad(row + PLANE_0 + 4u * (b >> 3u)), b & 7u);
-  return Codes(lowNibbles(codes), highNibbles(codes), s.xx, s.yy);
+fn codesOf(l: array<vec4u, 2>, b: u32) -> Codes {
+  let s = groupScales(l[1], b & 7u);
+  return Codes(lowNibbles(l[0]), highNibbles(l[0]), s.xx, s.yy);
 }`,
-  codesPair: /* wgsl */ `
-fn codesPair(row: u32, b: u32) -> CodesPair {
-  let at = row + PLANE_1 + 4u * b;
-  let first = quad(at);
-  let second = quad(at + 4u);
-  let s = groupScalesPair(quad(row + PLANE_0 + 4u * (b >> 3u)), b & 7u);
+  pair: {
+    loads: [
+      'quad(row + PLANE_1 + 4u * b)',
+      'quad(row + PLANE_1 + 4u * b + 4u)',
+      'quad(row + PLANE_0 + 4u * (b >> 3u))',
+    ],
+    codes: /* wgsl */ `
+fn codesPair(l: array<vec4u, 3>, b: u32) -> CodesPair {
+  let s = groupScalesPair(l[2], b & 7u);
   return CodesPair(
-    Codes(lowNibbles(first), highNibbles(first), s.xx, s.yy),
-    Codes(lowNibbles(second), highNibbles(second), s.zz, s.ww));
+    Codes(lowNibbles(l[0]), highNibbles(l[0]), s.xx, s.yy),
+    Codes(lowNibbles(l[1]), highNibbles(l[1]), s.zz, s.ww));
 }`,
+  },
   decode: `return affine32(codes32(row, b));`,
 };

@@ -5,11 +5,15 @@ import type { GpuFormat } from '../formats.ts';
 export const q8_0: GpuFormat = {
   id: 'Q8_0',
   planes: [2, 32],
+  loads: [
+    'quad(row + PLANE_1 + 8u * b)',
+    'quad(row + PLANE_1 + 8u * b + 4u)',
+    'vec4u(word(row + PLANE_0 + (b >> 1u)), 0u, 0u, 0u)',
+  ],
   codes: /* wgsl */ `
-fn codes32(row: u32, b: u32) -> Codes {
-  let d = halfAt(row + PLANE_0, b);
-  let at = row + PLANE_1 + 8u * b;
-  return Codes(quad(at), quad(at + 4u), vec2f(d), vec2f());
+fn codesOf(l: array<vec4u, 3>, b: u32) -> Codes {
+  let d = halves(l[2].x >> ((b & 1u) * 16u)).x;
+  return Codes(l[0], l[1], vec2f(d), vec2f());
 }`,
   decode: `return signed32(codes32(row, b));`,
 };

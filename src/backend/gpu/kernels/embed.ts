@@ -14,22 +14,27 @@ function embedCode(given: {
   /** Rows of the weight. */
   readonly vocabulary: number;
   readonly step: StepLayout;
+  /** Whether a token may stand for the one drawn last in a slot. */
+  readonly draws: boolean;
 }): string {
-  const { format, columns, vocabulary, step } = given;
+  const { format, columns, vocabulary, step, draws } = given;
   const whole = columns % 4 === 0;
   const store = whole
     ? `let at = (t * ${columns}u + id.x * 32u) / 4u;
   for (var i = 0u; i < min(8u, ${columns / 4}u - id.x * 8u); i++) { output[at + i] = values[i]; }`
     : `let at = t * ${columns}u + id.x * 32u;
   for (var i = 0u; i < min(32u, ${columns}u - id.x * 32u); i++) { output[at + i] = values[i / 4u][i % 4u]; }`;
+  // As `drawnIn` writes it.
+  const resolve = draws ? '\n  if (token >= 0x80000000u) { token = drawn[~token]; }' : '';
   return /* wgsl */ `${oneWeightCode({ format, columns, binding: 0 })}
 @group(0) @binding(1) var<storage, read> step: array<u32>;
 @group(0) @binding(2) var<storage, read_write> output: array<${whole ? 'vec4f' : 'f32'}>;
+${draws ? '@group(0) @binding(3) var<storage, read> drawn: array<u32>;' : ''}
 @compute @workgroup_size(${THREADS}) fn main(@builtin(global_invocation_id) id: vec3u) {
   let t = id.y;
   if (t >= step[${step.rows}] || id.x >= ${Math.ceil(columns / 32)}u) { return; }
-  let token = min(step[${step.tokens}u + t], ${vocabulary - 1}u);
-  var values = decode32(token * ROW_WORDS, id.x);
+  var token = step[${step.tokens}u + t];${resolve}
+  var values = decode32(min(token, ${vocabulary - 1}u) * ROW_WORDS, id.x);
   ${store}
 }`;
 }
@@ -54,8 +59,13 @@ export const embedRows: readonly GpuRow[] = gpuFormats.map((format) => ({
     builder.declareValue(output, columns);
     builder.dispatch(mode, {
       label: 'embed',
-      code: embedCode({ format, columns, vocabulary, step: builder.step }),
-      bindings: [{ kind: 'weight', name: weight }, { kind: 'step' }, { kind: 'value', name: output, access: 'write' }],
+      code: embedCode({ format, columns, vocabulary, step: builder.step, draws: builder.draws }),
+      bindings: [
+        { kind: 'weight', name: weight },
+        { kind: 'step' },
+        { kind: 'value', name: output, access: 'write' },
+        ...(builder.draws ? ([{ kind: 'sampling', part: 'drawn', access: 'read' }] as const) : []),
+      ],
       workgroups: ({ rows }) => [Math.ceil(columns / 32 / THREADS), rows, 1],
     });
   },

@@ -48,7 +48,7 @@ export function emitGated(builder: Builder, gated: Gated): void {
   const { blocks, span, threads, rounds, teams } = lanes;
   const firstBlock = span === 1 ? 'lane' : '2u * lane';
   // Of each inner value a team has two weight rows.
-  const { rows: own, turns } = turnsOf(outputs, lanes, Math.max(1, encoding.mostRows / 2));
+  const { rows: own, turns } = turnsOf(outputs, lanes, encoding.mostRows);
   const turnValues = teams * own;
   const groupValues = turns * turnValues;
   const reader = rowReader(columns);
@@ -108,7 +108,7 @@ ${choice.write}
     return `  if (rank < ${used}u) {\n${ofRouted}\n  } else {\n${ofAlways}\n  }`;
   };
   const declare = (name: string) =>
-    unrolled(own, (r) => `  var ${name}Gate${r}: Weights;\n  var ${name}Up${r}: Weights;`);
+    unrolled(own, (r) => `  var ${name}Gate${r}: Loaded;\n  var ${name}Up${r}: Loaded;`);
   const put = (gateOf: (r: number) => string, upOf: (r: number) => string) => `  if (team < ${teams}u) {
 ${unrolled(
   own,
@@ -136,8 +136,17 @@ ${unrolled(
       inner[t * ${outputWidth}u + ${offset} + own] = select(0.0, silu(g) * u, own < ${ofUnit(({ gate }) => rowsOf(gate))});
     }
   }`;
-  const dotGate = (r: number) => `dotLane(wGate${r}, x0)`;
-  const dotUp = (r: number) => `dotLane(wUp${r}, x0)`;
+  /** The product of a loaded row; where the formats of the experts and of the shared one differ they are told apart. */
+  const dot = (loaded: string, part: 0 | 1, b: string) => {
+    const of = (pair: readonly [MatrixText, MatrixText]) =>
+      `dotLane(${encoding.decode(pair[part], { loaded, b, span })}, x0)`;
+    if (routedPair === undefined || alwaysPair === undefined || routedPair[part].format === alwaysPair[part].format) {
+      return of((routedPair ?? alwaysPair) as readonly [MatrixText, MatrixText]);
+    }
+    return `select(${of(alwaysPair)}, ${of(routedPair)}, rank < ${used}u)`;
+  };
+  const dotGate = (b: string) => (r: number) => dot(`wGate${r}`, 0, b);
+  const dotUp = (b: string) => (r: number) => dot(`wUp${r}`, 1, b);
   /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
   const taken = () => `${staged.fetch('0u')}
 ${expertCode}
@@ -147,14 +156,14 @@ ${staged.stage}
 ${staged.end}
 ${
   turns === 1
-    ? `${put(dotGate, dotUp)}
+    ? `${put(dotGate(firstBlock), dotUp(firstBlock))}
 ${write('')}`
     : `  for (var turn = 0u; turn < ${turns}u; turn++) {
 ${declare('next')}
     if (turn + 1u < ${turns}u) {
 ${load('next', firstBlock, `(turn + 1u) * ${turnValues}u + `)}
     }
-${put(dotGate, dotUp)}
+${put(dotGate(firstBlock), dotUp(firstBlock))}
 ${write(`turn * ${turnValues}u + `)}
 ${sums.again}
 ${unrolled(own, (r) => `    wGate${r} = nextGate${r};\n    wUp${r} = nextUp${r};`)}
@@ -169,7 +178,7 @@ ${staged.fetch('round')}
 ${declare('w')}
 ${load('w', 'b', '')}
 ${staged.stage}
-${unrolled(own, (r) => `    gate${r} += ${dotGate(r)};\n    up${r} += ${dotUp(r)};`)}
+${unrolled(own, (r) => `    gate${r} += ${dotGate('b')(r)};\n    up${r} += ${dotUp('b')(r)};`)}
   }
 ${staged.end}
 ${put(
@@ -181,7 +190,7 @@ ${write('')}`;
 ${reader.code}
 ${sigmoidCode}
 ${choice?.functions ?? ''}
-${encoding.helpers(span)}
+${encoding.helpers(span, [...(routedPair ?? []), ...(alwaysPair ?? [])])}
 ${scratchCode(staged, sums)}
 ${staged.functions}
 ${sums.code}

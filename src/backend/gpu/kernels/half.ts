@@ -4,7 +4,7 @@
  * columns the order is 0, 2, 1, 3, as codes of weights come out of a word two at a time (`matrix-tiles.ts`).
  */
 
-import type { RowNorm } from '../../../model/graph.ts';
+import type { RowNorm, ValueName } from '../../../model/graph.ts';
 import type { Binding, Builder } from '../builder.ts';
 import { KernelText, unrolled } from './kernel-text.ts';
 import { f32Literal } from './snippets.ts';
@@ -36,6 +36,8 @@ export interface HalfRows {
   readonly columns: number;
   /** What the rows go through first. */
   readonly norm?: RowNorm;
+  /** The value that the normed rows become, in f32, for those who need them so. */
+  readonly normed?: ValueName;
   /** Rows for each row of the run; 1 if it is not said. */
   readonly each?: number;
   /** The buffer that is made. */
@@ -47,7 +49,7 @@ const KEPT = 4;
 
 /** Emits the dispatch that makes a buffer of halves, unless there is one: rows are converted once for all who read them. */
 export function emitHalf(builder: Builder, rows: HalfRows): HalfLayout {
-  const { label, input, columns, norm, each = 1, output } = rows;
+  const { label, input, columns, norm, normed, each = 1, output } = rows;
   const layout = halfLayout(output, columns, builder.rows * each);
   if (builder.bytes.has(output)) return layout;
   builder.declareBuffer(output, (layout.scales + Math.ceil((builder.rows * each) / 4)) * 16);
@@ -56,6 +58,10 @@ export function emitHalf(builder: Builder, rows: HalfRows): HalfLayout {
     .bind({ kind: 'buffer', name: output, access: 'write' }, 'halves', 'u32')
     .bind({ kind: 'step' }, 'step', 'u32');
   if (norm !== undefined) text.vector(norm.weight, 'normWeight');
+  if (normed !== undefined) {
+    builder.declareValue(normed, columns);
+    text.bind({ kind: 'value', name: normed, access: 'write' }, 'normed', 'f32');
+  }
   const code = text.code(halfCode(rows, layout, builder));
   builder.dispatch('prompt', {
     label,
@@ -105,7 +111,7 @@ function halfCode(rows: HalfRows, { stride, scales }: HalfLayout, builder: Build
   let b${j} = inputAt(row, 2u * (tid + ${j * threads}u) + 1u);`,
       )
     : '';
-  const normed = (value: string, v: string) => (norm === undefined ? value : `${value} * (factor * weightAt(${v}))`);
+  const final = (value: string, v: string) => (norm === undefined ? value : `${value} * (factor * weightAt(${v}))`);
   return /* wgsl */ `
 var<workgroup> most: array<u32, ${threads}>;
 fn inputAt(row: u32, v: u32) -> vec4f {
@@ -122,6 +128,15 @@ fn put(row: u32, v: u32, a: vec4f, b: vec4f) {
   halves[at + 1u] = pack2x16float(a.yw);
   halves[at + 2u] = pack2x16float(b.xz);
   halves[at + 3u] = pack2x16float(b.yw);
+}
+${
+  rows.normed === undefined
+    ? ''
+    : `fn keep(row: u32, v: u32, value: vec4f) {
+  for (var i = 0u; i < 4u; i++) {
+    if (4u * v + i < ${columns}u) { normed[row * ${columns}u + 4u * v + i] = value[i]; }
+  }
+}`
 }
 ${
   norm === undefined
@@ -151,7 +166,7 @@ ${overTree(threads, (n) => `squares[tid] += squares[tid + ${n}u];`)}
   let factor = inverseSqrt(squares[0] / ${f32Literal(columns)} + ${f32Literal(norm.epsilon)});`
 }
   var largest = 0u;
-${overRow(`largest = max(largest, sizeOf(${normed('a', '2u * v')}, ${normed('b', '2u * v + 1u')}));`)}
+${overRow(`largest = max(largest, sizeOf(${final('a', '2u * v')}, ${final('b', '2u * v + 1u')}));`)}
   most[tid] = largest;
 ${overTree(threads, (n) => `most[tid] = max(most[tid], most[tid + ${n}u]);`)}
   // The row's largest value goes to 2^14 … 2^15. Both factors are powers of two within the range of f32.
@@ -159,7 +174,9 @@ ${overTree(threads, (n) => `most[tid] = max(most[tid], most[tid + ${n}u]);`)}
   let finite = exponent < 255u;
   let into = bitcast<f32>(select(0u, (268u - min(exponent, 254u)) << 23u, finite));
   if (tid == 0u) { halves[${4 * scales}u + row] = select(0x7fc00000u, (exponent - 14u) << 23u, finite); }
-${overRow(`put(row, v, ${normed('a', '2u * v')} * into, ${normed('b', '2u * v + 1u')} * into);`)}
+${overRow(`let p = ${final('a', '2u * v')};
+    let q = ${final('b', '2u * v + 1u')};
+    put(row, v, p * into, q * into);${rows.normed === undefined ? '' : '\n    keep(row, 2u * v, p);\n    keep(row, 2u * v + 1u, q);'}`)}
 }`;
 }
 

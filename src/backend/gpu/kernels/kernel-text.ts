@@ -2,9 +2,10 @@
 
 import { InternalError } from '../../../errors.ts';
 import type { Weight } from '../../../model/weights.ts';
+import type { FormatId } from '../../../quant/index.ts';
 import type { Binding } from '../builder.ts';
 import { gpuFormat } from '../formats/index.ts';
-import { planeWords, weightCode } from '../formats.ts';
+import { pairLoads, planeWords, weightCode } from '../formats.ts';
 import { weightHelpers } from '../wgsl.ts';
 
 /** How WGSL reads a bound matrix. */
@@ -13,8 +14,16 @@ export interface MatrixText {
   readonly decode: string;
   /** `fn (row: u32, b: u32) -> Codes`, of formats that have codes. */
   readonly codes: string;
-  /** `fn (row: u32, b: u32) -> CodesPair`: those of blocks b, an even number, and b + 1. */
+  /** Its two halves: `fn (row: u32, b: u32) -> array<vec4u, loads>` and `fn (l: array<vec4u, loads>, b: u32) -> Codes`. */
+  readonly load: string;
+  readonly codesOf: string;
+  /** 0 for formats that have no codes. */
+  readonly loads: number;
+  /** The same of blocks b, an even number, and b + 1: `array<vec4u, pairLoads>`, CodesPair. */
+  readonly loadPair: string;
   readonly codesPair: string;
+  readonly pairLoads: number;
+  readonly format: FormatId;
   readonly rowWords: number;
   readonly columns: number;
   /** Blocks of 32 columns; columns beyond the last are zero. */
@@ -54,7 +63,13 @@ export class KernelText {
     return {
       decode: `decode32_${binding}`,
       codes: `codes32_${binding}`,
+      load: `loads32_${binding}`,
+      codesOf: `codesOf_${binding}`,
+      loads: format.loads?.length ?? 0,
+      loadPair: `loadsPair_${binding}`,
       codesPair: `codesPair_${binding}`,
+      pairLoads: pairLoads(format).length,
+      format: weight.format,
       rowWords: planeWords(format, columns).rowWords,
       columns,
       blocks: Math.ceil(columns / 32),

@@ -25,12 +25,15 @@ export interface Encoding {
   /** Run rows that share a workgroup's weights. */
   readonly tiles: readonly number[];
   /**
-   * WGSL, once a module, after `weightHelpers`; declares the types `Weights` and `Input`, of as many blocks as `span` says,
-   * and `dotLane(weights: Weights, input: Input) -> f32`.
+   * WGSL, once a module, after `weightHelpers`; declares the types `Loaded`, `Weights` and `Input`, of as many blocks as `span`
+   * says, and `dotLane(weights: Weights, input: Input) -> f32`.
+   * @param matrices that the module has, which all load as much
    */
-  helpers(span: 1 | 2): string;
-  /** WGSL of `Weights` from block `b` on of the row that begins at word `row`. */
+  helpers(span: 1 | 2, matrices: readonly MatrixText[]): string;
+  /** WGSL of `Loaded` from block `b` on of the row that begins at word `row`. */
   load(matrix: MatrixText, lane: { readonly row: string; readonly b: string; readonly span: 1 | 2 }): string;
+  /** WGSL of the `Weights` that were loaded, which reads nothing. */
+  decode(matrix: MatrixText, lane: { readonly loaded: string; readonly b: string; readonly span: 1 | 2 }): string;
 }
 
 export const f32Encoding: Encoding = {
@@ -41,6 +44,7 @@ export const f32Encoding: Encoding = {
   mostRows: 1,
   tiles: [1, 4],
   helpers: () => /* wgsl */ `
+alias Loaded = array<vec4f, 8>;
 alias Weights = array<vec4f, 8>;
 alias Input = array<vec4f, 8>;
 fn dotLane(w: Weights, x: Input) -> f32 {
@@ -50,6 +54,7 @@ fn dotLane(w: Weights, x: Input) -> f32 {
   return (sum.x + sum.y) + (sum.z + sum.w);
 }`,
   load: ({ decode }, { row, b }) => `${decode}(${row}, ${b})`,
+  decode: (_, { loaded }) => loaded,
 };
 
 export const int8Encoding: Encoding = {
@@ -59,17 +64,29 @@ export const int8Encoding: Encoding = {
   mostBlocks: 128,
   mostRows: 4,
   tiles: [1, 2, 4],
-  helpers: (span) =>
-    span === 1
-      ? /* wgsl */ `${int8Helpers}
-alias Weights = Codes;
+  helpers: (span, matrices) => {
+    const types =
+      span === 1
+        ? `alias Weights = Codes;
 alias Input = Encoded;
 fn dotLane(w: Weights, x: Input) -> f32 { return dotCodes(w, x); }`
-      : /* wgsl */ `${int8Helpers}
-alias Weights = CodesPair;
+        : `alias Weights = CodesPair;
 struct Input { first: Encoded, second: Encoded }
-fn dotLane(w: Weights, x: Input) -> f32 { return dotCodes(w.first, x.first) + dotCodes(w.second, x.second); }`,
-  load: ({ codes, codesPair }, { row, b, span }) => `${span === 1 ? codes : codesPair}(${row}, ${b})`,
+fn dotLane(w: Weights, x: Input) -> f32 { return dotCodes(w.first, x.first) + dotCodes(w.second, x.second); }`;
+    const loadsOf = ({ loads, pairLoads }: MatrixText) => (span === 1 ? loads : pairLoads);
+    const most = Math.max(...matrices.map(loadsOf));
+    // Matrices of several formats share variables, so each load is as long as the longest.
+    const lanes = matrices.map((matrix) => {
+      const [load, codes] = span === 1 ? [matrix.load, matrix.codesOf] : [matrix.loadPair, matrix.codesPair];
+      const own = Array.from({ length: loadsOf(matrix) }, (_, i) => `l[${i}]`);
+      const padded = [...own, ...Array.from({ length: most - own.length }, () => 'vec4u()')];
+      return `fn ${load}Lane(row: u32, b: u32) -> Loaded { let l = ${load}(row, b); return Loaded(${padded.join(', ')}); }
+fn ${codes}Lane(l: Loaded, b: u32) -> Weights { return ${codes}(array<vec4u, ${own.length}>(${own.join(', ')}), b); }`;
+    });
+    return /* wgsl */ `${int8Helpers}\n${types}\nalias Loaded = array<vec4u, ${most}>;\n${lanes.join('\n')}`;
+  },
+  load: ({ load, loadPair }, { row, b, span }) => `${span === 1 ? load : loadPair}Lane(${row}, ${b})`,
+  decode: ({ codesOf, codesPair }, { loaded, b, span }) => `${span === 1 ? codesOf : codesPair}Lane(${loaded}, ${b})`,
 };
 
 /**

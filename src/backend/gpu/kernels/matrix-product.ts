@@ -8,9 +8,14 @@ import { KernelText, rowsOf } from './kernel-text.ts';
 import { type MatrixTile, matrixKernel, raisedBy } from './matrix-tiles.ts';
 import { sigmoidCode } from './moe-layer.ts';
 
+/** The buffer that holds a value's halves. */
+export function halfName(value: ValueName): string {
+  return `${value} f16`;
+}
+
 /** Converts a value for products, once for all that read it. */
 export function halvesOf(builder: Builder, value: ValueName, norm?: RowNorm): HalfLayout {
-  const output = norm === undefined ? `${value} f16` : `${value} f16 ${norm.weight}`;
+  const output = norm === undefined ? halfName(value) : `${halfName(value)} ${norm.weight}`;
   return emitHalf(builder, {
     label: `${value} to f16`,
     input: { kind: 'value', name: value, access: 'read' },
@@ -20,14 +25,23 @@ export function halvesOf(builder: Builder, value: ValueName, norm?: RowNorm): Ha
   });
 }
 
-/** By preference; one that makes too few workgroups leaves a large device idle, and the next is taken. */
+/**
+ * By preference; one that makes too few workgroups leaves a large device idle, and the next is taken. These and those below
+ * are what an H200 is fastest with.
+ */
 export const denseTiles: readonly MatrixTile[] = [
-  { height: 128, rows: 128, across: 4, down: 2, turn: 1, copies: 2 },
-  { height: 64, rows: 64, across: 2, down: 2, turn: 1, copies: 2 },
+  { height: 128, rows: 128, across: 4, down: 2, turn: 2, ahead: 1 },
+  { height: 64, rows: 64, across: 2, down: 2, turn: 2, ahead: 1 },
+];
+
+/** Of matrices side by side, between which a kernel chooses at each load. */
+export const sideBySideTiles: readonly MatrixTile[] = [
+  { height: 128, rows: 128, across: 4, down: 4, turn: 2, ahead: 1 },
+  { height: 64, rows: 64, across: 2, down: 2, turn: 2, ahead: 1 },
 ];
 
 /** Workgroups that keep a large device busy. */
-const ENOUGH = 200;
+const ENOUGH = 150;
 
 /** Which of the tiles serves a run. */
 function chosenTile(tiles: readonly MatrixTile[], groups: (tile: MatrixTile) => number, run: RunShape): number {
@@ -83,8 +97,9 @@ export interface MatrixProduct {
 }
 
 /** The products of every row of a prompt run with matrices side by side, in one dispatch. */
-export function emitMatrix(builder: Builder, product: MatrixProduct, tiles = denseTiles): void {
+export function emitMatrix(builder: Builder, product: MatrixProduct, own?: readonly MatrixTile[]): void {
   const { label, weights } = product;
+  const tiles = own ?? (weights.length > 1 ? sideBySideTiles : denseTiles);
   emitTiles(builder, {
     label,
     tiles,

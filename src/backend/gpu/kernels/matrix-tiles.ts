@@ -1,7 +1,7 @@
 /**
  * Products of many run rows on subgroup matrices: f16 inputs, f32 sums. A workgroup makes a tile of weight rows by run rows;
  * each turn a few blocks of its weights are decoded into workgroup memory beside the activations of the same columns, while
- * those of the next turn are on their way. A sum goes over its columns 16 at a time from first to last, whatever the tile.
+ * those of later turns are on their way. A sum goes over its columns 16 at a time from first to last, whatever the tile.
  */
 
 import type { Weight } from '../../../model/weights.ts';
@@ -20,10 +20,11 @@ export interface MatrixTile {
   readonly down: number;
   /** Blocks of 32 columns a turn: 1 or 2. */
   readonly turn: number;
-  /** Copies of the workgroup memory: with two, a turn is stored while the last one is multiplied. */
-  readonly copies: 1 | 2;
-  /** Numbers of 16 run rows at which a subgroup leaves off when the tile has no more; ascending. Only where `down` is 1. */
-  readonly cuts?: readonly number[];
+  /**
+   * Turns from a load to its use. 1: weights wait decoded, which is best where sums keep a thread busy; 2: as they are in
+   * memory, which is best for low tiles, whose turns are shorter than a load takes.
+   */
+  readonly ahead: 1 | 2;
 }
 
 /** Weight rows that a tile takes from one matrix; `base` and `first` are WGSL of u32. */
@@ -63,8 +64,8 @@ function strideOf({ turn }: MatrixTile): number {
 }
 
 export function tileBytes(tile: MatrixTile): number {
-  const { height, rows, copies } = tile;
-  return copies * (height + rows) * strideOf(tile) * 16 + 16 * rows * 4;
+  const { height, rows } = tile;
+  return (height + rows) * strideOf(tile) * 16 + 16 * rows * 4;
 }
 
 export function tileThreads({ across, down }: MatrixTile): number {
@@ -74,12 +75,9 @@ export function tileThreads({ across, down }: MatrixTile): number {
 /** @returns a whole module */
 export function matrixKernel(kernel: MatrixKernel): string {
   const { text, tile, halves, functions = '', start, segments } = kernel;
-  const { height, rows, across, down, copies } = tile;
+  const { height, rows, across, down } = tile;
   const stride = strideOf(tile);
   const [columnFragments, rowFragments] = [rows / 16 / across, height / 16 / down];
-  const turns = Math.ceil(blocksOf(segments) / tile.turn);
-  const weights = weightLoads(kernel);
-  const inputs = inputLoads(kernel);
   const sums = unrolled(rowFragments, (f) =>
     unrolled(columnFragments, (n) => `  var sum${f}_${n}: subgroup_matrix_result<f32, 16, 16>;`),
   );
@@ -88,8 +86,8 @@ export function matrixKernel(kernel: MatrixKernel): string {
     text.code(/* wgsl */ `
 ${functions}
 // Eight halves an element.
-var<workgroup> weights: array<vec4u, ${copies * rows * stride}>;
-var<workgroup> activations: array<vec4u, ${copies * height * stride}>;
+var<workgroup> weights: array<vec4u, ${rows * stride}>;
+var<workgroup> activations: array<vec4u, ${height * stride}>;
 var<workgroup> sums: array<f32, ${16 * rows}>;
 
 fn scaleOf(row: u32) -> f32 { return bitcast<f32>(inputs[${halves.scales}u + (row >> 2u)][row & 3u]); }
@@ -104,23 +102,8 @@ fn main(
 ${start}
   let column = (subgroup % ${across}u) * ${rows / across}u;
   let line = (subgroup / ${across}u) * ${height / down}u;
-${weights.declare}
-${inputs.declare}
 ${sums}
-  var next = 0u;
-${weights.load}
-${inputs.load}
-  for (var turn = 0u; turn < ${turns}u; turn++) {
-    ${copies === 2 ? 'let copy = turn & 1u;' : 'let copy = 0u;\n    workgroupBarrier();'}
-${weights.store}
-${inputs.store}
-    workgroupBarrier();
-    // The last turn loads again what it has: a branch would keep loads from being mixed with products.
-    next = min(turn + 1u, ${turns - 1}u);
-${weights.load}
-${inputs.load}
-${products(tile)}
-  }
+${turns(kernel)}
   workgroupBarrier();
 ${written(kernel)}
 }`)
@@ -131,21 +114,47 @@ function blocksOf(segments: MatrixKernel['segments']): number {
   return Math.ceil(columnsOf(((segments[0] as readonly TilePart[])[0] as TilePart).weight) / 32);
 }
 
-/** Statements of a thread's share of each turn: what it is, to registers (those of turn `next`), and to workgroup memory. */
-interface Loads {
-  readonly declare: string;
-  readonly load: string;
-  readonly store: string;
+/** All turns. Loads that wait are in as many sets of registers as they are turns ahead; the loop has a turn of each. */
+function turns(kernel: MatrixKernel): string {
+  const { tile, segments } = kernel;
+  const count = Math.ceil(blocksOf(segments) / tile.turn);
+  const parts = [weightLoads(kernel), inputLoads(kernel)];
+  const each = (code: (loads: Loads) => string) => parts.map(code).join('\n');
+  const step = (set: number) => `${
+    set > 0 && count % tile.ahead !== 0 ? `    if (turn + ${set}u >= ${count}u) { break; }` : ''
+  }
+    {
+    let now = turn + ${set}u;
+    workgroupBarrier();
+${each(({ store }) => store(set, 'now'))}
+    workgroupBarrier();
+    // The last turns load again what they have: a branch would keep loads from being mixed with products.
+    let next = min(now + ${tile.ahead}u, ${count - 1}u);
+${each(({ load }) => load(set, 'next'))}
+${products(tile)}
+    }`;
+  return `${each(({ declare }) => declare)}
+${unrolled(tile.ahead, (set) => each(({ load }) => load(set, `${Math.min(set, count - 1)}u`)))}
+  for (var turn = 0u; turn < ${count}u; turn += ${tile.ahead}u) {
+${unrolled(tile.ahead, step)}
+  }`;
 }
 
-/** Blocks of weight rows, decoded on their way; neighbours have neighbouring blocks of a row. */
+/** Statements of a thread's share of a turn: to a set of registers, and from there to workgroup memory. */
+interface Loads {
+  readonly declare: string;
+  load(set: number, turn: string): string;
+  store(set: number, turn: string): string;
+}
+
+/** Blocks of weight rows; neighbours have neighbouring blocks of a row. */
 function weightLoads({ tile, segments }: MatrixKernel): Loads {
-  const { rows, turn } = tile;
+  const { rows, turn, ahead } = tile;
   const threads = tileThreads(tile);
   const stride = strideOf(tile);
   const blocks = blocksOf(segments);
   const items = rows * turn;
-  const loads = Math.ceil(items / threads);
+  const count = Math.ceil(items / threads);
   const partRows = rows / (segments[0] as readonly TilePart[]).length;
   const guarded = (code: string) => (items >= threads ? code : `    if (tid < ${items}u) {\n${code}\n    }`);
   /** Code for the matrix that the row of load `j` is of. */
@@ -160,13 +169,27 @@ function weightLoads({ tile, segments }: MatrixKernel): Loads {
         return branches(parts, (i) => `row${j} < ${(i + 1) * partRows}u`, code);
       },
     );
+  /** For the block of load `j`; of a row's columns the last turn may have blocks that are not there. */
+  const withBlock = (j: number, at: string, code: string) =>
+    guarded(`    {
+      let block = ${at} * ${turn}u + part${j};
+${blocks % turn === 0 ? code : `      if (block < ${blocks}u) {\n${code}\n      }`}
+    }`);
   const rowOf = (j: number) => {
     const row = `(tid + ${j * threads}u) / ${turn}u`;
     return items >= threads ? row : `min(${row}, ${rows - 1}u)`;
   };
+  const most = Math.max(...segments.flat().map(({ matrix }) => matrix.loads));
+  const raw = ahead > 1 && segments.flat().every(({ weight }) => hasCodes(weight));
+  const kept = (set: number, j: number) =>
+    raw ? unrolled(most, (i) => `  var w${set}_${j}_${i}: vec4u;`) : `  var w${set}_${j}: array<vec4u, 4>;`;
+  const toMemory = (j: number, value: string) => `      {
+        let halves = ${value};
+${unrolled(4, (i) => `        weights[row${j} * ${stride}u + part${j} * 4u + ${i}u] = halves[${i}];`)}
+      }`;
   return {
     declare: unrolled(
-      loads,
+      count,
       (j) => `  let part${j} = (tid + ${j * threads}u) % ${turn}u;
   let row${j} = ${rowOf(j)};
   var base${j} = 0u;
@@ -174,73 +197,78 @@ function weightLoads({ tile, segments }: MatrixKernel): Loads {
     const row = `min(${first} + row${j} - ${i * partRows}u, ${rowsOf(weight) - 1}u)`;
     return `base${j} = (${base} + ${row}) * ${matrix.rowWords}u;`;
   })}
-  var w${j}: array<vec4u, 4>;`,
+${unrolled(ahead, (set) => kept(set, j))}`,
     ),
-    load: unrolled(loads, (j) => {
-      const decode = choose(j, (part) => `      w${j} = ${halvesOf(part, `base${j}`, 'block')};`);
-      const whole = blocks % turn === 0;
-      return guarded(`    {
-      let block = next * ${turn}u + part${j};
-${whole ? decode : `      w${j} = array<vec4u, 4>();\n      if (block < ${blocks}u) {\n${decode}\n      }`}
-    }`);
-    }),
-    store: unrolled(loads, (j) =>
-      guarded(
-        unrolled(4, (i) => {
-          const at = `copy * ${rows * stride}u + row${j} * ${stride}u + part${j} * 4u + ${i}u`;
-          return `    weights[${at}] = w${j}[${i}];`;
-        }),
+    load: (set, at) =>
+      unrolled(count, (j) =>
+        withBlock(
+          j,
+          at,
+          choose(j, (part) => {
+            if (!raw) return `      w${set}_${j} = ${halvesOf(part, `base${j}`, 'block')};`;
+            const { load, loads } = part.matrix;
+            return `      let loaded = ${load}(base${j}, block);
+${unrolled(loads, (i) => `      w${set}_${j}_${i} = loaded[${i}];`)}`;
+          }),
+        ),
       ),
-    ),
+    store: (set, at) =>
+      unrolled(count, (j) => {
+        const decoded = choose(j, (part) => {
+          if (!raw) return toMemory(j, `w${set}_${j}`);
+          const { codesOf, loads } = part.matrix;
+          const all = Array.from({ length: loads }, (_, i) => `w${set}_${j}_${i}`).join(', ');
+          return toMemory(j, halvesOfCodes(part.weight, `${codesOf}(array<vec4u, ${loads}>(${all}), block)`));
+        });
+        const none = `${guarded(`    if (${at} * ${turn}u + part${j} >= ${blocks}u) {\n${toMemory(j, 'array<vec4u, 4>()')}\n    }`)}`;
+        return `${withBlock(j, at, decoded)}${blocks % turn === 0 ? '' : `\n${none}`}`;
+      }),
   };
 }
 
 /** Vectors of eight activations. Where the tile has fewer rows than it could, the last is loaded for those that are not there. */
 function inputLoads({ tile, halves, inputRow }: MatrixKernel): Loads {
-  const { height, turn } = tile;
+  const { height, turn, ahead } = tile;
   const threads = tileThreads(tile);
   const stride = strideOf(tile);
   const wide = 4 * turn;
   const items = height * wide;
-  const loads = Math.ceil(items / threads);
+  const count = Math.ceil(items / threads);
   const guarded = (j: number, code: string) =>
     (j + 1) * threads <= items ? code : `    if (tid + ${j * threads}u < ${items}u) { ${code.trim()} }`;
   return {
     declare: unrolled(
-      loads,
+      count,
       (j) => `  let line${j} = (tid + ${j * threads}u) / ${wide}u;
   let vector${j} = (tid + ${j * threads}u) % ${wide}u;
   var from${j} = vector${j};
   { let t = min(line${j}, count - 1u); from${j} += (${inputRow}) * ${halves.stride}u; }
-  var x${j} = vec4u();`,
+${unrolled(ahead, (set) => `  var x${set}_${j} = vec4u();`)}`,
     ),
-    load: unrolled(loads, (j) => guarded(j, `    x${j} = inputs[from${j} + next * ${wide}u];`)),
-    store: unrolled(loads, (j) =>
-      guarded(j, `    activations[copy * ${height * stride}u + line${j} * ${stride}u + vector${j}] = x${j};`),
-    ),
+    load: (set, at) => unrolled(count, (j) => guarded(j, `    x${set}_${j} = inputs[from${j} + ${at} * ${wide}u];`)),
+    store: (set) =>
+      unrolled(count, (j) => guarded(j, `    activations[line${j} * ${stride}u + vector${j}] = x${set}_${j};`)),
   };
 }
 
-/** The products of a turn: 16 columns after 16 columns. */
+/** The products of a turn: 16 columns after 16 columns. A subgroup whose run rows are not there leaves them out. */
 function products(tile: MatrixTile): string {
-  const { height, rows, across, down, turn, cuts = [] } = tile;
+  const { height, rows, across, down, turn } = tile;
   const stride = strideOf(tile);
   const columnFragments = rows / 16 / across;
-  const of = (fragments: number) =>
-    unrolled(2 * turn, (k) => {
-      const right = unrolled(columnFragments, (n) => {
-        const at = `copy * ${rows * stride}u + (column + ${16 * n}u) * ${stride}u + ${2 * k}u`;
-        return `      let b${n} = subgroupMatrixLoad<subgroup_matrix_right<f16, 16, 16>, col_major>(&weights, ${at}, ${stride}u);`;
-      });
-      const left = unrolled(fragments, (f) => {
-        const at = `copy * ${height * stride}u + (line + ${16 * f}u) * ${stride}u + ${2 * k}u`;
-        return `      let a${f} = subgroupMatrixLoad<subgroup_matrix_left<f16, 16, 16>, row_major>(&activations, ${at}, ${stride}u);
-${unrolled(columnFragments, (n) => `      sum${f}_${n} = subgroupMatrixMultiplyAccumulate(a${f}, b${n}, sum${f}_${n});`)}`;
-      });
-      return `    {\n${right}\n${left}\n    }`;
+  const all = unrolled(2 * turn, (k) => {
+    const right = unrolled(columnFragments, (n) => {
+      const at = `(column + ${16 * n}u) * ${stride}u + ${2 * k}u`;
+      return `      let b${n} = subgroupMatrixLoad<subgroup_matrix_right<f16, 16, 16>, col_major>(&weights, ${at}, ${stride}u);`;
     });
-  const fewer = cuts.map((cut) => `if (count <= ${16 * cut}u) {\n${of(cut)}\n    } else `).join('');
-  return `    ${fewer}${down === 1 ? '' : 'if (line < count) '}{\n${of(height / 16 / down)}\n    }`;
+    const left = unrolled(height / 16 / down, (f) => {
+      const at = `(line + ${16 * f}u) * ${stride}u + ${2 * k}u`;
+      return `      let a${f} = subgroupMatrixLoad<subgroup_matrix_left<f16, 16, 16>, row_major>(&activations, ${at}, ${stride}u);
+${unrolled(columnFragments, (n) => `      sum${f}_${n} = subgroupMatrixMultiplyAccumulate(a${f}, b${n}, sum${f}_${n});`)}`;
+    });
+    return `    {\n${right}\n${left}\n    }`;
+  });
+  return down === 1 ? all : `    if (line < count) {\n${all}\n    }`;
 }
 
 /** The sums of 16 run rows after 16 go through workgroup memory to whoever writes them. */
@@ -305,8 +333,12 @@ export function raisedBy(weight: Weight): number {
 /** WGSL of the 32 columns of a block as array<vec4u, 4>, in the order of `half.ts`. */
 function halvesOf({ weight, matrix }: TilePart, row: string, block: string): string {
   return hasCodes(weight)
-    ? `halvesOfCodes(${matrix.codes}(${row}, ${block}), ${raisedBy(weight)}.0)`
+    ? halvesOfCodes(weight, `${matrix.codes}(${row}, ${block})`)
     : `halvesOfValues(${matrix.decode}(${row}, ${block}))`;
+}
+
+function halvesOfCodes(weight: Weight, codes: string): string {
+  return `halvesOfCodes(${codes}, ${raisedBy(weight)}.0)`;
 }
 
 function decoders(parts: readonly TilePart[]): string {

@@ -159,11 +159,27 @@ function matVecKernel(
         return `  ${name}${r} = ${encoding.load(matrix, { row: `min(${row}, ${rows - 1}u) * ${matrix.rowWords}u`, b, span })};`;
       }),
     );
-  const declare = (name: string) => unrolled(own, (r) => `  var ${name}${r}: Weights;`);
-  const put = (value: (r: number, t: number) => string) =>
-    `  if (team < ${teams}u) {
-${unrolled(own, (r) => unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}u) * ${tile}u + ${t}u, lane, ${value(r, t)});`))}
-  }`;
+  const declare = (name: string) => unrolled(own, (r) => `  var ${name}${r}: Loaded;`);
+  /** Statements that use `weights`, a team's row `r` once it is decoded; formats of several matrices are told apart. */
+  const decoded = (r: number, b: string, use: string) => {
+    const formats = [...new Set(segments.map(({ matrix }) => matrix.format))];
+    const of = (format: string) => segments.find(({ matrix }) => matrix.format === format) as Segment;
+    const decode = (format: string) => encoding.decode(of(format).matrix, { loaded: `w${r}`, b, span });
+    if (formats.length === 1) return `  {\n    let weights = ${decode(formats[0] as string)};\n${use}\n  }`;
+    const inFormat = (format: string) =>
+      segments
+        .map(({ matrix, firstGroup: start }, i) => {
+          if (matrix.format !== format) return undefined;
+          const end = segments[i + 1]?.firstGroup ?? firstGroup;
+          return `(group >= ${start}u && group < ${end}u)`;
+        })
+        .filter((test) => test !== undefined)
+        .join(' || ');
+    const choices = formats.map((format) => `    if (${inFormat(format)}) { weights = ${decode(format)}; }`).join('\n');
+    return `  {\n    var weights: Weights;\n${choices}\n${use}\n  }`;
+  };
+  const putRow = (r: number, value: (t: number) => string) =>
+    unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}u) * ${tile}u + ${t}u, lane, ${value(t)});`);
   const write = (turn: string) => `  gather(tid);
   for (var i = tid; i < ${turnRows * tile}u; i += ${threads}u) {
     let t = first + i % ${tile}u;
@@ -179,7 +195,10 @@ ${unrolled(own, (r) => unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}
     )}
   }`;
   const firstBlock = span === 1 ? 'lane' : '2u * lane';
-  const dot = (r: number, t: number) => `dotLane(w${r}, x${t})`;
+  const dot = (t: number) => `dotLane(weights, x${t})`;
+  const put = `  if (team < ${teams}u) {
+${unrolled(own, (r) => decoded(r, firstBlock, putRow(r, dot)))}
+  }`;
   const turn = turns === 1 ? '' : `turn * ${turnRows}u + `;
   /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
   const taken = () => `${staged.fetch('0u')}
@@ -189,14 +208,14 @@ ${staged.stage}
 ${staged.end}
 ${
   turns === 1
-    ? `${put(dot)}
+    ? `${put}
 ${write('')}`
     : `  for (var turn = 0u; turn < ${turns}u; turn++) {
 ${declare('next')}
     if (turn + 1u < ${turns}u) {
 ${load('next', firstBlock, `(turn + 1u) * ${turnRows}u + `)}
     }
-${put(dot)}
+${put}
 ${write(turn)}
 ${sums.again}
 ${unrolled(own, (r) => `    w${r} = next${r};`)}
@@ -210,14 +229,25 @@ ${staged.fetch('round')}
 ${declare('w')}
 ${load('w', 'b', '')}
 ${staged.stage}
-${unrolled(own, (r) => unrolled(tile, (t) => `    a${r}_${t} += ${dot(r, t)};`))}
+${unrolled(own, (r) =>
+  decoded(
+    r,
+    'b',
+    unrolled(tile, (t) => `    a${r}_${t} += ${dot(t)};`),
+  ),
+)}
   }
 ${staged.end}
-${put((r, t) => `a${r}_${t}`)}
+  if (team < ${teams}u) {
+${unrolled(own, (r) => putRow(r, (t) => `a${r}_${t}`))}
+  }
 ${write('')}`;
   const body = /* wgsl */ `
 ${reader.code}
-${encoding.helpers(span)}
+${encoding.helpers(
+  span,
+  segments.map(({ matrix }) => matrix),
+)}
 ${scratchCode(staged, sums)}
 ${staged.functions}
 ${sums.code}

@@ -1,15 +1,15 @@
 /** Experts of many rows on subgroup matrices: as `moe-prompt.ts`, in tiles as high as what an expert has of the run. */
 
 import type { MoeOperation } from '../../../model/graph.ts';
-import type { RunShape } from '../builder.ts';
+import type { Builder, RunShape } from '../builder.ts';
 import type { GpuRow } from '../row.ts';
 import { emitHalf, type HalfLayout } from './half.ts';
 import { KernelText } from './kernel-text.ts';
 import { acceptsMatrix, matrixTolerance } from './matrix.ts';
-import { denseTiles, emitMatrix, emitMatrixGated, gatedKernel, halvesOf } from './matrix-product.ts';
+import { denseTiles, emitMatrix, emitMatrixGated, gatedKernel, halfName, halvesOf } from './matrix-product.ts';
 import { type MatrixTile, matrixKernel, raisedBy } from './matrix-tiles.ts';
 import { acceptsLayer, emitMoe } from './moe.ts';
-import { buffer, type MoeLayer } from './moe-layer.ts';
+import { buffer, type MoeLayer, value } from './moe-layer.ts';
 import { emitCombine, emitSort, type Sorted } from './moe-sort.ts';
 
 export const moeMatrixRows: readonly GpuRow[] = [
@@ -30,10 +30,28 @@ export const moeMatrixRows: readonly GpuRow[] = [
         names.filter((name) => request.weights[name] !== undefined),
       );
     },
-    emit: (operation, builder) =>
-      emitMoe(operation as MoeOperation, builder, { mode: 'prompt', experts: (layer) => emitMatrixExperts(layer) }),
+    emit(operation, builder) {
+      const normed = withNorm(operation as MoeOperation, builder);
+      emitMoe(normed, builder, { mode: 'prompt', experts: (layer) => emitMatrixExperts(layer) });
+    },
   },
 ];
+
+/** The operation on rows that are normed already: in f32 for the router, as halves for the experts, by one dispatch. */
+function withNorm(operation: MoeOperation, builder: Builder): MoeOperation {
+  const { input, norm, output } = operation;
+  if (norm === undefined) return operation;
+  const normed = `${output}.normed`;
+  emitHalf(builder, {
+    label: `${output} norm`,
+    input: value(input, 'read'),
+    columns: builder.width(input),
+    norm,
+    normed,
+    output: halfName(normed),
+  });
+  return { ...operation, input: normed, norm: undefined };
+}
 
 /** The tiles of an expert's two products: of one height. */
 export interface ExpertTiles {
@@ -44,12 +62,12 @@ export interface ExpertTiles {
 /** By height; the least that holds what an expert has of a run on average, and half as much again, is taken. */
 export const expertTiles: readonly ExpertTiles[] = [
   {
-    in: { height: 64, rows: 128, across: 4, down: 1, turn: 1, copies: 2, cuts: [1, 2, 3] },
-    out: { height: 64, rows: 128, across: 4, down: 1, turn: 1, copies: 2, cuts: [1, 2, 3] },
+    in: { height: 64, rows: 128, across: 4, down: 1, turn: 1, ahead: 2 },
+    out: { height: 64, rows: 128, across: 8, down: 1, turn: 1, ahead: 2 },
   },
   {
-    in: { height: 128, rows: 128, across: 8, down: 1, turn: 1, copies: 2, cuts: [2, 4, 6] },
-    out: { height: 128, rows: 128, across: 8, down: 1, turn: 1, copies: 2, cuts: [2, 4, 6] },
+    in: { height: 144, rows: 128, across: 4, down: 3, turn: 2, ahead: 1 },
+    out: { height: 144, rows: 128, across: 4, down: 3, turn: 2, ahead: 2 },
   },
 ];
 
@@ -59,9 +77,11 @@ interface Cut {
   readonly sorted: Sorted;
 }
 
-/** @param tiles of the experts' products, and of the shared expert's */
-export function emitMatrixExperts(layer: MoeLayer, tiles = { experts: expertTiles, dense: denseTiles }): void {
-  const choices = tiles.experts;
+/** The shape of an MoE layer's work. A device with subgroup matrices has at least 512 threads in a workgroup (`device.ts`). */
+const shape = { experts: expertTiles, dense: denseTiles, sortThreads: 512 };
+
+export function emitMatrixExperts(layer: MoeLayer, how = shape): void {
+  const choices = how.experts;
   const { operation, builder, hidden, inner, innerWidth, slot, sharedSlot } = layer;
   const { moe, prefix, input } = operation;
   const { used, experts, shared } = moe;
@@ -74,7 +94,14 @@ export function emitMatrixExperts(layer: MoeLayer, tiles = { experts: expertTile
   // Fewer rows never choose a later one.
   const last = chosen({ rows: builder.rows, wanted: 0, visible: 0 });
   const cuts = choices.slice(0, last + 1).map((own, index): Cut => {
-    return { tiles: own, sorted: emitSort(layer, { height: own.in.height, serves: (run) => chosen(run) === index }) };
+    return {
+      tiles: own,
+      sorted: emitSort(layer, {
+        height: own.in.height,
+        serves: (run) => chosen(run) === index,
+        threads: how.sortThreads,
+      }),
+    };
   });
   for (const cut of cuts) emitIn(layer, halves, cut);
   // The inner values of sorted pairs in their order, then those of the shared expert.
@@ -98,7 +125,7 @@ export function emitMatrixExperts(layer: MoeLayer, tiles = { experts: expertTile
       outputWidth: sharedSlot,
       outputOffset: offset,
     };
-    emitMatrixGated(builder, gated, tiles.dense);
+    emitMatrixGated(builder, gated, how.dense);
     const down = {
       label: `${prefix}.shared.down`,
       halves: emitHalf(builder, {
@@ -112,7 +139,7 @@ export function emitMatrixExperts(layer: MoeLayer, tiles = { experts: expertTile
       outputWidth: hidden,
       weights: [{ weight: builder.weight(`${prefix}.shared.down`) }],
     };
-    emitMatrix(builder, down, tiles.dense);
+    emitMatrix(builder, down, how.dense);
   }
   emitCombine(layer);
 }

@@ -8,7 +8,7 @@ import { KernelText, unrolled } from './kernel-text.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 
 /**
- * The sorted pairs, u32: how many tiles there are, three unused; (expert, first place, count) of each tile; the pair
+ * The sorted pairs, u32: (expert, first place, count) of each tile, with the count 0 where there is none; the pair
  * row · used + rank at each place.
  */
 export interface Sorted {
@@ -22,7 +22,7 @@ export interface Sorted {
   tiles(run: RunShape): number;
 }
 
-const TILES = 4;
+/** As many as every device has in a workgroup. */
 const THREADS = 256;
 /** Pairs that a thread reads at once: loads wait for each other no more than they must. */
 const AT_ONCE = 8;
@@ -36,40 +36,42 @@ function mostTiles(pairs: number, experts: number, height: number): number {
  * Emits the dispatch that sorts, one workgroup.
  * @param cut.height pairs of a tile
  * @param cut.serves the runs that are cut so; all if it is not said
+ * @param cut.threads of the workgroup, a power of two; as many as every device has if it is not said
  */
 export function emitSort(
   { operation, builder, route, routeWidth }: MoeLayer,
-  cut: { readonly height: number; readonly serves?: (run: RunShape) => boolean },
+  cut: { readonly height: number; readonly serves?: (run: RunShape) => boolean; readonly threads?: number },
 ): Sorted {
-  const { height, serves = () => true } = cut;
+  const { height, serves = () => true, threads = THREADS } = cut;
   const { moe, prefix } = operation;
   const { experts, used } = moe;
   const most = builder.rows * used;
   const name = `${prefix}.sorted`;
-  const order = TILES + 3 * mostTiles(most, experts, height);
+  const tiles = mostTiles(most, experts, height);
+  const order = 3 * tiles;
   builder.declareBuffer(name, (order + most) * 4);
-  const each = Math.ceil(experts / THREADS);
+  const each = Math.ceil(experts / threads);
   const text = new KernelText()
     .bind(buffer(route, 'read'), 'route', 'u32')
     .bind(buffer(name, 'write'), 'sorted', 'u32')
     .bind({ kind: 'step' }, 'step', 'u32');
   const overPairs = (use: (i: number) => string) => `
-  for (var start = tid; start < pairs; start += ${THREADS * AT_ONCE}u) {
-${unrolled(AT_ONCE, (i) => `    let pair${i} = min(start + ${THREADS * i}u, pairs - 1u);\n    let expert${i} = expertOf(pair${i});`)}
-${unrolled(AT_ONCE, (i) => `    if (start + ${THREADS * i}u < pairs) { ${use(i)} }`)}
+  for (var start = tid; start < pairs; start += ${threads * AT_ONCE}u) {
+${unrolled(AT_ONCE, (i) => `    let pair${i} = min(start + ${threads * i}u, pairs - 1u);\n    let expert${i} = expertOf(pair${i});`)}
+${unrolled(AT_ONCE, (i) => `    if (start + ${threads * i}u < pairs) { ${use(i)} }`)}
   }`;
-  const rounds = Array.from({ length: Math.log2(THREADS) }, (_, i) => 2 ** i);
+  const rounds = Array.from({ length: Math.log2(threads) }, (_, i) => 2 ** i);
   const code = text.code(/* wgsl */ `
 var<workgroup> counts: array<atomic<u32>, ${experts}>;
 // Pairs and tiles of each thread's experts, then of all before them too.
-var<workgroup> sums: array<vec2u, ${THREADS}>;
+var<workgroup> sums: array<vec2u, ${threads}>;
 
 fn expertOf(pair: u32) -> u32 {
   return min(route[(pair / ${used}u) * ${routeWidth}u + pair % ${used}u], ${experts - 1}u);
 }
 fn tilesOf(count: u32) -> u32 { return (count + ${height - 1}u) / ${height}u; }
 
-@compute @workgroup_size(${THREADS})
+@compute @workgroup_size(${threads})
 fn main(@builtin(local_invocation_index) tid: u32) {
   let pairs = min(step[${builder.step.rows}u], ${builder.rows}u) * ${used}u;
 ${overPairs((i) => `atomicAdd(&counts[expert${i}], 1u);`)}
@@ -92,13 +94,13 @@ ${rounds
   }`,
   )
   .join('\n')}
-  if (tid == ${THREADS - 1}u) { sorted[0] = sums[tid].y; }
+  for (var tile = sums[${threads - 1}u].y + tid; tile < ${tiles}u; tile += ${threads}u) { sorted[3u * tile + 2u] = 0u; }
   var next = sums[tid] - own;
   for (var e = tid * ${each}u; e < min((tid + 1u) * ${each}u, ${experts}u); e++) {
     let count = atomicLoad(&counts[e]);
     atomicStore(&counts[e], next.x);
     for (var done = 0u; done < count; done += ${height}u) {
-      let at = ${TILES}u + 3u * next.y;
+      let at = 3u * next.y;
       sorted[at] = e;
       sorted[at + 1u] = next.x + done;
       sorted[at + 2u] = min(count - done, ${height}u);
@@ -120,10 +122,10 @@ ${overPairs((i) => `sorted[${order}u + atomicAdd(&counts[expert${i}], 1u)] = pai
     height,
     order,
     tile: /* wgsl */ `
-  if (wg.y >= sorted[0]) { return; }
-  let expert = sorted[${TILES}u + 3u * wg.y];
-  let place = sorted[${TILES + 1}u + 3u * wg.y];
-  let count = min(sorted[${TILES + 2}u + 3u * wg.y], ${height}u);`,
+  let expert = sorted[3u * wg.y];
+  let place = sorted[3u * wg.y + 1u];
+  let count = min(sorted[3u * wg.y + 2u], ${height}u);
+  if (count == 0u) { return; }`,
     tiles: (run) => (serves(run) ? mostTiles(run.rows * used, experts, height) : 0),
   };
 }

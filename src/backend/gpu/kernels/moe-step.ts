@@ -59,16 +59,15 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
   const items = used * blocks + sharedBlocks;
   const units = used + (shared === undefined ? 0 : 1);
   const atOnce = encoding.id === 'f32' ? encoding.mostBlocks : items <= ALL_ITEMS ? items : SOME_ITEMS;
-  // Two blocks side by side belong to one expert only where each has an even number of them.
-  const single = blocks % 2 !== 0 || sharedBlocks % 2 !== 0;
-  const { rounds, lanes: inWork, span } = roundsOf(items, atOnce, single ? { ...encoding, span: 1 } : encoding);
+  // A block each: the threads are many already.
+  const { rounds, lanes: inWork, span } = roundsOf(items, atOnce, { ...encoding, span: 1 });
   const threads = Math.ceil(inWork / 32) * 32;
   const lanes: Lanes = { blocks: items, lanes: inWork, span, rounds, teams: 1, threads };
-  const parts = items / span;
   /** An odd distance, so that threads that add up different rows read different banks. */
-  const stride = parts | 1;
-  let { mostRows } = encoding;
-  while (mostRows > span && (mostRows / span) * stride > MAX_INNER_BLOCKS) mostRows /= 2;
+  const stride = items | 1;
+  // Its turns are short, so one with many rows is better than several.
+  let mostRows = 2 * encoding.mostRows;
+  while (mostRows > 1 && mostRows * stride > MAX_INNER_BLOCKS) mostRows /= 2;
   const { rows, turns } = turnsOf(hidden, lanes, mostRows);
   const groupRows = turns * rows;
   const staged = staging({ encoding, lanes, columns: 32 * items, tile: 1, row: () => 't' });
@@ -85,22 +84,27 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
     const ofShared = loads(sharedDown, { name, base: '', b: `(item - ${used * blocks}u)`, turn });
     return `    if (item < ${used * blocks}u) {\n${ofRouted}\n    } else {\n${ofShared}\n    }`;
   };
-  const declare = (name: string) => unrolled(rows, (r) => `    var ${name}${r}: Weights;`);
+  const declare = (name: string) => unrolled(rows, (r) => `    var ${name}${r}: Loaded;`);
   // Partial sums stay while later blocks are staged; only where there are none may both lie in the same memory.
   const partials = { words: rows * stride };
   const apart = rounds > 1;
   const partial = (i: string) => (apart ? `partial[${i}]` : `bitcast<f32>(scratch[${i}])`);
   const put = unrolled(rows, (r) => {
-    const place = `${r * stride}u + part`;
-    const sum = `dotLane(w${r}, x0)`;
+    const place = `${r * stride}u + item`;
+    const of = (matrix: MatrixText, b: string) =>
+      `dotLane(${encoding.decode(matrix, { loaded: `w${r}`, b, span })}, x0)`;
+    const sum =
+      sharedDown === undefined
+        ? of(down, 'block')
+        : `select(${of(sharedDown, `(item - ${used * blocks}u)`)}, ${of(down, 'block')}, item < ${used * blocks}u)`;
     return apart ? `      partial[${place}] = ${sum};` : `      scratch[${place}] = bitcast<u32>(${sum});`;
   });
   /** Sums of a turn: of each expert's blocks, then of the experts. */
   const write = (turn: string) => `  workgroupBarrier();
   for (var i = tid; i < ${units * rows}u; i += ${threads}u) {
     let unit = i % ${units}u;
-    let begin = (i / ${units}u) * ${stride}u + unit * ${blocks / span}u;
-    let count = ${shared === undefined ? `${blocks / span}u` : `select(${sharedBlocks / span}u, ${blocks / span}u, unit < ${used}u)`};
+    let begin = (i / ${units}u) * ${stride}u + unit * ${blocks}u;
+    let count = ${shared === undefined ? `${blocks}u` : `select(${sharedBlocks}u, ${blocks}u, unit < ${used}u)`};
     var sum = vec4f();
     var k = 0u;
     for (; k + 4u <= count; k += 4u) {
@@ -118,8 +122,7 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
     let place = t * ${hidden}u + first + ${turn}tid;
     y[place] = sum${add === undefined ? '' : ' + residual[place]'};
   }`;
-  const itemOf = (round: string) => `    let part = min(${round}lane, ${parts - 1}u);
-    let item = ${span === 1 ? 'part' : '2u * part'};
+  const itemOf = (round: string) => `    let item = min(${round}lane, ${items - 1}u);
     let expert = min(route[t * ${routeWidth}u + min(item / ${blocks}u, ${used - 1}u)], ${experts - 1}u) * ${hidden}u;
     let block = item % ${blocks}u;`;
   /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
@@ -142,17 +145,17 @@ ${staged.fetch('round')}
 ${declare('w')}
 ${load('w', '')}
 ${staged.stage}
-    if (tid < ${inWork}u && round * ${inWork}u + tid < ${parts}u) {
+    if (tid < ${inWork}u && round * ${inWork}u + tid < ${items}u) {
 ${put}
     }
   }
 ${write('')}`;
   const code = text.code(/* wgsl */ `
-${encoding.helpers(span)}
+${encoding.helpers(span, sharedDown === undefined ? [down] : [down, sharedDown])}
 ${apart ? scratchCode(staged) : scratchCode(staged, partials)}
 ${apart ? `var<workgroup> partial: array<f32, ${partials.words}>;` : ''}
 var<workgroup> made: array<f32, ${units * rows}>;
-fn inputAt(row: u32, v: u32) -> vec4f { return inner[row * ${innerWidth / 4}u + ${rounds * inWork * span === items ? 'v' : `min(v, ${8 * items - 1}u)`}]; }
+fn inputAt(row: u32, v: u32) -> vec4f { return inner[row * ${innerWidth / 4}u + ${rounds * inWork === items ? 'v' : `min(v, ${8 * items - 1}u)`}]; }
 ${staged.functions}
 
 @compute @workgroup_size(${threads})

@@ -11,13 +11,13 @@ import type { Builder } from '../builder.ts';
 import { acceptsWeight } from '../formats/index.ts';
 import type { GpuRow } from '../row.ts';
 import { acceptsEncoding, type Encoding, f32Encoding, int8Encoding } from './lane-product.ts';
-import { emitTiled } from './linear.ts';
 import { emitMatVec } from './matvec.ts';
-import { buffer, type MoeLayer, value } from './moe-layer.ts';
+import { buffer, type MoeLayer } from './moe-layer.ts';
 import { emitPromptExperts } from './moe-prompt.ts';
 import { choosesAlong, emitRoute } from './moe-route.ts';
 import { emitStepExperts, MAX_INNER_BLOCKS } from './moe-step.ts';
 import { emitRowNorm } from './rowwise.ts';
+import { emitTiledSplit } from './tiled-split.ts';
 
 /** What the choice keeps in workgroup memory is two f32 an expert and two words a group, of the 16 KiB that every device has. */
 const MAX_EXPERTS = 1024;
@@ -151,7 +151,7 @@ function emitLogits(layer: MoeLayer, mode: Mode): void {
     emitMatVec(builder, mode, { ...common, input, weights, wanted: false });
     return;
   }
-  emitTiled(builder, { ...common, input: value(input, 'read'), weight: router });
+  emitTiledSplit(builder, { ...common, input, weight: router });
   for (const weight of shared) {
     const label = `${prefix}.shared.router`;
     emitMatVec(builder, mode, {

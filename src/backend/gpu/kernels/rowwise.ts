@@ -187,6 +187,16 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
 }
 
 export const rowwiseRows: readonly GpuRow[] = [
+  {
+    name: 'incoming',
+    device: 'gpu',
+    operation: 'incoming',
+    modes: ['prompt', 'step'],
+    tolerance: { relativeRms: 1e-6, reason: 'the values themselves' },
+    accepts: () => true,
+    // The host writes it before the run's submission: there is nothing to compute.
+    emit: ({ output }, builder) => builder.declareValue(output, builder.width(output)),
+  },
   rowwise<NormOperation>({
     operation: 'norm',
     accepts({ output, group }, { widths }) {

@@ -15,6 +15,8 @@ export interface TileKernel {
   /** Run rows of a tile. */
   readonly height: 64 | 32;
   readonly blocks: number;
+  /** WGSL of the first block that is multiplied and of the one behind the last; all of them if it is not said. */
+  readonly range?: readonly [first: string, end: string];
   /** Helpers, and `fn inputAt(row: u32, v: u32) -> vec4f`: four columns of an input row. */
   readonly functions: string;
   /** Statements that declare `count`, how many of the tile's run rows there are (and leave when none), and what they need. */
@@ -30,6 +32,7 @@ export interface TileKernel {
 /** @returns a whole module; workgroups are 256 threads */
 export function tileKernel(kernel: TileKernel): string {
   const { text, height, blocks, functions, start, inputRow, decode, write } = kernel;
+  const [first, end] = kernel.range ?? ['0u', `${blocks}u`];
   const per = height / 16;
   const loads = (height * 8) / 256;
   const store = (matrix: MatrixText, row: string) => `
@@ -53,7 +56,7 @@ ${unrolled(
   { let t = load${j}; if (t < count) { from${j} = ${inputRow}; } }`,
 )}
 ${unrolled(per, (i) => unrolled(4, (j) => `  var a${i}_${j} = 0.0;`))}
-  for (var b = 0u; b < ${blocks}u; b++) {
+  for (var b = ${first}; b < ${end}; b++) {
     workgroupBarrier();
     if (tid < ${TILE_ROWS}u) {
 ${decode(store)}
