@@ -6,7 +6,7 @@
 
 import type { AttentionOperation } from '../../../model/graph.ts';
 import { PAGE_ROWS } from '../../backend.ts';
-import type { Builder, Dispatch, RunShape } from '../builder.ts';
+import type { Builder, Dispatch } from '../builder.ts';
 import { type Cut, combineDispatch, cutOf, declareParts, PARTS, SUMS } from './attention-cut.ts';
 import { declare, f32Literal, LEAST, readValue, STEP } from './snippets.ts';
 
@@ -25,54 +25,35 @@ const SHARE = THREADS / HEADS;
 const SCORE_PITCH = PAGE_ROWS / 4 + 2;
 const WEIGHT_PITCH = PAGE_ROWS / 8 + 1;
 
-/**
- * The same sums in two ways. `wide`: keys and then values of a page are in workgroup memory, which is the quickest where a
- * workgroup has a core of the device for itself. `narrow`: keys go from the cache straight into matrices and values through
- * a quarter of the memory, so that four workgroups work side by side where there are many.
- */
-type Way = 'wide' | 'narrow';
-
-/** Workgroups from which on they share cores: twice the cores of the largest devices. */
-const MANY = 256;
-/** Positions whose values are in workgroup memory at a time. */
-const valueRows: Readonly<Record<Way, number>> = { wide: PAGE_ROWS, narrow: 32 };
-
 const range = (count: number) => Array.from({ length: count }, (_, i) => i);
 const lines = (count: number, line: (i: number) => string) => range(count).map(line).join('\n');
 
-/** The dispatches of a step's attention, after its keys and values are stored: a run takes one of the first two. */
+/** Both dispatches of a step's attention, after its keys and values are stored. */
 export function matrixStepDispatches(operation: AttentionOperation, builder: Builder): readonly Dispatch[] {
   const cut = cutOf(operation, builder.context);
   declareParts(operation, builder, cut);
-  return [
-    chunkDispatch(operation, builder, { cut, way: 'wide' }),
-    chunkDispatch(operation, builder, { cut, way: 'narrow' }),
-    combineDispatch(operation, builder, { cut, subgroups: true }),
-  ];
+  return [chunkDispatch(operation, builder, cut), combineDispatch(operation, builder, { cut, subgroups: true })];
 }
 
 const left = `subgroup_matrix_left<f16, ${SIDE}, ${SIDE}>`;
 const right = `subgroup_matrix_right<f16, ${SIDE}, ${SIDE}>`;
 const result = `subgroup_matrix_result<f32, ${SIDE}, ${SIDE}>`;
 
-function chunkDispatch(
-  operation: AttentionOperation,
-  builder: Builder,
-  { cut, way }: { readonly cut: Cut; readonly way: Way },
-): Dispatch {
+function chunkDispatch(operation: AttentionOperation, builder: Builder, cut: Cut): Dispatch {
   const { layer, query, heads, kvHeads, headDim, valueDim, scale } = operation;
   const { chunks } = cut;
   const group = heads / kvHeads;
   const tiles = Math.ceil(group / HEADS);
   const tile = Math.ceil(group / tiles);
   const keyEights = headDim / 8;
+  const valueEights = valueDim / 8;
   const keyPitch = keyEights + 1;
+  const valuePitch = valueEights + 1;
   const mixedPitch = valueDim / 4 + 2;
-  const pages = pageText(operation, way);
-  // Queries and scores, and when they have served, weighted values; of `narrow` values in between.
-  const queriesAt = pages.size;
-  const scoresAt = queriesAt + SIDE * keyPitch;
-  const weightsAt = queriesAt + Math.max(SIDE * (keyPitch + SCORE_PITCH), SIDE * mixedPitch, pages.shared);
+  // Keys, then values and then weighted ones; queries and then scores; weights. As little as that, so that it fits twice in
+  // what a core of a device has: workgroups side by side hide what each of them waits for.
+  const queriesAt = PAGE_ROWS * Math.max(keyPitch, valuePitch);
+  const weightsAt = queriesAt + SIDE * Math.max(keyPitch, SCORE_PITCH);
   const { text, bindings } = declare([
     [readValue(query), 'query', 'vec4f'],
     [{ kind: 'cache', layer, part: 'keys', access: 'read' }, 'keys', 'vec4u'],
@@ -86,24 +67,11 @@ function chunkDispatch(
   const valueFours = valueDim / 4;
   const fours = Math.ceil(valueFours / SHARE);
   const isFour = (j: number) => ((j + 1) * SHARE > valueFours ? `if (share + ${j * SHARE}u < ${valueFours}u) ` : '');
-  /** Adds the products of weights and values of 16 positions, the k-th of the page, whose values begin at `from`. */
-  const mix = (k: number, from: number) => `      {
-        let weights = subgroupMatrixLoad<${left}, row_major>(&memory, ${weightsAt + k * 2}u, ${WEIGHT_PITCH}u);
-${lines(
-  Math.ceil(valueBlocks / SUBGROUPS),
-  (i) => `        mix${i} = subgroupMatrixMultiplyAccumulate(weights,
-          subgroupMatrixLoad<${right}, row_major>(&memory, ${from}u + ${blockOf(i, valueBlocks)} * 2u, ${pages.valuePitch}u), mix${i});`,
-)}
-      }`;
+  const blocks = Math.ceil(valueBlocks / SUBGROUPS);
 
-  const workgroups = ({ rows, visible }: RunShape): readonly [number, number, number] => {
-    const [x, y] = [cut.chunksOf(visible), kvHeads * tiles];
-    return (way === 'narrow') === x * y * rows > MANY ? [x, y, rows] : [0, 0, 0];
-  };
   return {
     label: `layers.${layer}.attention chunks`,
     bindings,
-    workgroups,
     code: `enable f16;
 enable subgroups;
 enable chromium_experimental_subgroup_matrix;
@@ -146,7 +114,14 @@ ${lines(fours, (j) => `  var mixed${j} = vec4f();`)}
     let filled = min(${PAGE_ROWS}u, end - start);
     let origin = (page * ${kvHeads}u + kvHead) * ${PAGE_ROWS}u;
     // All loads first, so that they travel together. Beyond the end keys do not count, and values are read again from the last.
-${pages.loads}
+${held('key', keyEights)}
+${held('value', valueEights)}
+${each(keyEights, (j, entry) => `key${j} = keys[origin * ${keyEights}u + ${entry}];`)}
+${each(
+  valueEights,
+  (j, entry) =>
+    `value${j} = values[(origin + min(${entry} / ${valueEights}u, filled - 1u)) * ${valueEights}u + ${entry} % ${valueEights}u];`,
+)}
     if (start != first) { workgroupBarrier(); }
     {
       let head = thread / ${keyEights}u;
@@ -168,18 +143,20 @@ ${pages.loads}
           vec4u(bitcast<vec2u>(vec4<f16>(low - vec4f(lowHalf))), bitcast<vec2u>(vec4<f16>(high - vec4f(highHalf))));
       }
     }
-${pages.putKeys}
+${each(keyEights, (j, entry) => `memory[${entry} / ${keyEights}u * ${keyPitch}u + ${entry} % ${keyEights}u] = key${j};`)}
     workgroupBarrier();
     var score = ${result}();
 ${lines(
   headDim / SIDE,
   (k) => `    score = subgroupMatrixMultiplyAccumulate(
-      subgroupMatrixLoad<${left}, row_major>(&memory, ${queriesAt + k * 2}u, ${keyPitch}u), ${pages.key(k)}, score);`,
+      subgroupMatrixLoad<${left}, row_major>(&memory, ${queriesAt + k * 2}u, ${keyPitch}u),
+      subgroupMatrixLoad<${right}, col_major>(&memory, subgroup * ${SIDE * keyPitch}u + ${k * 2}u, ${keyPitch}u), score);`,
 )}
-    subgroupMatrixStore<row_major>(&memory, ${scoresAt}u + subgroup * 4u, score, ${SCORE_PITCH}u);
     workgroupBarrier();
-${way === 'wide' ? pages.putValues(0) : ''}
-    let place = ${scoresAt}u + ownHead * ${SCORE_PITCH}u + share;
+    subgroupMatrixStore<row_major>(&memory, ${queriesAt}u + subgroup * 4u, score, ${SCORE_PITCH}u);
+    workgroupBarrier();
+${each(valueEights, (j, entry) => `memory[${entry} / ${valueEights}u * ${valuePitch}u + ${entry} % ${valueEights}u] = value${j};`)}
+    let place = ${queriesAt}u + ownHead * ${SCORE_PITCH}u + share;
     let seen = vec4u(share * 4u) + vec4u(0u, 1u, 2u, 3u) < vec4u(filled);
     let own = select(
       vec4f(${LEAST}),
@@ -202,22 +179,21 @@ ${lines(Math.log2(SHARE), (i) => `    top = max(top, subgroupShuffleXor(top, ${S
     memory[weightPlace + ${HEADS * WEIGHT_PITCH}u][component] = rests.x;
     memory[weightPlace + ${HEADS * WEIGHT_PITCH}u][component + 1u] = rests.y;
     workgroupBarrier();
-${lines(Math.ceil(valueBlocks / SUBGROUPS), (i) => `    var mix${i} = ${result}();`)}
-${
-  way === 'wide'
-    ? lines(PAGE_ROWS / SIDE, (k) => mix(k, k * SIDE * pages.valuePitch))
-    : lines(PAGE_ROWS / valueRows.narrow, (part) => {
-        const steps = valueRows.narrow / SIDE;
-        return `    if (filled > ${part * valueRows.narrow}u) {
-${pages.putValues(part)}
-      workgroupBarrier();
-${lines(steps, (k) => mix(part * steps + k, k * SIDE * pages.valuePitch))}
-      workgroupBarrier();
-    }`;
-      })
-}
-${lines(Math.ceil(valueBlocks / SUBGROUPS), (i) => {
-  const store = `subgroupMatrixStore<row_major>(&memory, ${queriesAt}u + ${blockOf(i, valueBlocks)} * 4u, mix${i}, ${mixedPitch}u);`;
+${lines(blocks, (i) => `    var mix${i} = ${result}();`)}
+${lines(
+  PAGE_ROWS / SIDE,
+  (k) => `    {
+      let weights = subgroupMatrixLoad<${left}, row_major>(&memory, ${weightsAt + k * 2}u, ${WEIGHT_PITCH}u);
+${lines(
+  blocks,
+  (i) => `      mix${i} = subgroupMatrixMultiplyAccumulate(weights,
+        subgroupMatrixLoad<${right}, row_major>(&memory, ${k * SIDE * valuePitch}u + ${blockOf(i, valueBlocks)} * 2u, ${valuePitch}u), mix${i});`,
+)}
+    }`,
+)}
+    workgroupBarrier();
+${lines(blocks, (i) => {
+  const store = `subgroupMatrixStore<row_major>(&memory, ${blockOf(i, valueBlocks)} * 4u, mix${i}, ${mixedPitch}u);`;
   return (i + 1) * SUBGROUPS > valueBlocks
     ? `    if (subgroup + ${i * SUBGROUPS}u < ${valueBlocks}u) { ${store} }`
     : `    ${store}`;
@@ -226,7 +202,7 @@ ${lines(Math.ceil(valueBlocks / SUBGROUPS), (i) => {
 ${lines(
   fours,
   (j) => `    ${isFour(j)}{
-      let place = ${queriesAt}u + ownHead * ${mixedPitch}u + share + ${j * SHARE}u;
+      let place = ownHead * ${mixedPitch}u + share + ${j * SHARE}u;
       let mix = bitcast<vec4f>(memory[place]) + bitcast<vec4f>(memory[place + ${HEADS * mixedPitch}u]);
       mixed${j} = fma(mixed${j}, vec4f(decay), mix);
     }`,
@@ -242,6 +218,7 @@ ${lines(fours, (j) => `    ${isFour(j)}{ parts[place + ${j * SHARE}u] = mixed${j
   }
 }
 `,
+    workgroups: ({ rows, visible }) => [cut.chunksOf(visible), kvHeads * tiles, rows],
   };
 }
 
@@ -251,81 +228,15 @@ function blockOf(i: number, blocks: number): string {
   return (i + 1) * SUBGROUPS > blocks ? `min(${block}, ${blocks - 1}u)` : `(${block})`;
 }
 
-/** How the keys and values of a page come to matrices. */
-interface PageText {
-  /** Of workgroup memory that they have for themselves, and that they have after queries and scores: in 16 bytes. */
-  readonly size: number;
-  readonly shared: number;
-  /** Statements that load all of a page. */
-  readonly loads: string;
-  readonly putKeys: string;
-  /** Eights of halves between rows of values in workgroup memory. */
-  readonly valuePitch: number;
-  /** The k-th 16 elements of the subgroup's 16 keys. */
-  key(k: number): string;
-  /** Statements that put so many rows of values, the part-th of the page, at the beginning of workgroup memory. */
-  putValues(part: number): string;
+/** Variables for a thread's share of a page: eights of its rows, one row after the other. */
+function held(name: string, eights: number): string {
+  return lines(Math.ceil((PAGE_ROWS * eights) / THREADS), (j) => `    var ${name}${j} = vec4u();`);
 }
 
-function pageText({ headDim, valueDim }: AttentionOperation, way: Way): PageText {
-  const [keyEights, valueEights] = [headDim / 8, valueDim / 8];
-  const [keyPitch, valuePitch] = [keyEights + 1, valueEights + 1];
-  const rows = valueRows[way];
-  /** `line` of each of a thread's eights in some rows, the entries of one row after those of the other. */
-  const each = (entries: number, line: (j: number, entry: string) => string) =>
-    lines(Math.ceil(entries / THREADS), (j) => {
-      const entry = j === 0 ? 'thread' : `(thread + ${j * THREADS}u)`;
-      return (j + 1) * THREADS > entries
-        ? `    if (${entry} < ${entries}u) { ${line(j, entry)} }`
-        : `    ${line(j, entry)}`;
-    });
-  const held = (name: string, entries: number) =>
-    lines(Math.ceil(entries / THREADS), (j) => `    var ${name}${j} = vec4u();`);
-  const values = lines(PAGE_ROWS / rows, (part) => {
-    const entries = rows * valueEights;
-    return `${held(`value${part}_`, entries)}
-${each(
-  entries,
-  (j, entry) =>
-    `value${part}_${j} = values[(origin + min(${part * rows}u + ${entry} / ${valueEights}u, filled - 1u)) * ${valueEights}u + ${entry} % ${valueEights}u];`,
-)}`;
-  });
-  const putValues = (part: number) =>
-    each(
-      rows * valueEights,
-      (j, entry) =>
-        `memory[${entry} / ${valueEights}u * ${valuePitch}u + ${entry} % ${valueEights}u] = value${part}_${j};`,
-    );
-  if (way === 'narrow') {
-    const keys = lines(
-      headDim / SIDE,
-      (k) =>
-        `    let key${k} = subgroupMatrixLoad<${right}, col_major>(&keys, (origin + subgroup * ${SIDE}u) * ${keyEights}u + ${k * 2}u, ${keyEights}u);`,
-    );
-    return {
-      size: 0,
-      shared: rows * valuePitch,
-      loads: `${keys}\n${values}`,
-      putKeys: '',
-      valuePitch,
-      key: (k) => `key${k}`,
-      putValues,
-    };
-  }
-  const entries = PAGE_ROWS * keyEights;
-  const keys = `${held('key', entries)}
-${each(entries, (j, entry) => `key${j} = keys[origin * ${keyEights}u + ${entry}];`)}`;
-  return {
-    size: PAGE_ROWS * Math.max(keyPitch, valuePitch),
-    shared: 0,
-    loads: `${keys}\n${values}`,
-    putKeys: each(
-      entries,
-      (j, entry) => `memory[${entry} / ${keyEights}u * ${keyPitch}u + ${entry} % ${keyEights}u] = key${j};`,
-    ),
-    valuePitch,
-    key: (k) =>
-      `subgroupMatrixLoad<${right}, col_major>(&memory, subgroup * ${SIDE * keyPitch}u + ${k * 2}u, ${keyPitch}u)`,
-    putValues,
-  };
+/** `line` of each of them. */
+function each(eights: number, line: (j: number, entry: string) => string): string {
+  return lines(
+    (PAGE_ROWS * eights) / THREADS,
+    (j) => `    ${line(j, j === 0 ? 'thread' : `(thread + ${j * THREADS}u)`)}`,
+  );
 }
