@@ -1,5 +1,6 @@
 /** Tiny graphs on the GPU, and the laws that its rows are held to: near the reference, and no bit by neighbours. */
 
+import assert from 'node:assert/strict';
 import { gpuBackend } from '../../src/backend/gpu/backend.ts';
 import { MAX_STEP_ROWS, type Mode } from '../../src/backend/kernel.ts';
 import { memorySource } from '../../src/format/source.ts';
@@ -32,7 +33,7 @@ export async function onGpu<T>(tiny: Tiny, options: DeviceOptions, use: (running
 const counts: Readonly<Record<Mode, readonly number[]>> = { step: [1, 2, 7, 33], prompt: [1, 33, 129] };
 const whole: Readonly<Record<Mode, number>> = { step: MAX_STEP_ROWS, prompt: ROWS };
 
-/** Runs a graph of one value under test, over tables of {@link ROWS} rows, in both modes. */
+/** Runs a graph of one value under test, over tables of {@link ROWS} rows, in both modes, with the driver's checks and without. */
 export async function checkGpuRows(
   tiny: Tiny,
   given: { readonly tolerance: ToleranceOf; readonly options?: DeviceOptions; readonly what: string },
@@ -40,10 +41,16 @@ export async function checkGpuRows(
   const { tolerance, options = {}, what } = given;
   const expected = await onReference(tiny, options, ({ run }) => run(rowsStep('prompt', 0, ROWS)));
   const width = expected.length / ROWS;
-  await onGpu(tiny, options, async ({ run }) => {
+  const checked = await onGpu(tiny, { ...options, gpuChecks: true }, async ({ plan, run }) => {
+    assert.equal(plan.unchecked, false);
+    return { step: await run(rowsStep('step', 0, whole.step)), prompt: await run(rowsStep('prompt', 0, whole.prompt)) };
+  });
+  await onGpu(tiny, options, async ({ plan, run }) => {
+    assert.equal(plan.unchecked, true);
     for (const mode of ['step', 'prompt'] as const) {
       const rows = whole[mode];
       const all = await run(rowsStep(mode, 0, rows));
+      sameBits(checked[mode], all, `${what}, ${mode}, with the driver's checks`);
       nearByKind({ y: all }, { y: expected.subarray(0, rows * width) }, { rows, tolerance, what: `${what}, ${mode}` });
       for (const [index, count] of counts[mode].entries()) {
         // From another row each time, up to the last that leaves room.
