@@ -109,7 +109,7 @@ export interface RunProfile {
   /** Milliseconds from being asked to the result in the host's memory. */
   readonly runMs: number;
   /**
-   * By the device's clock, each dispatch in a pass of its own, the same kernel of all layers together; the longest first.
+   * By the device's clock, the same kernel of all layers together, apart from the others; the longest first.
    * Absent where the device has no clock.
    */
   readonly kernels?: readonly KernelTime[];

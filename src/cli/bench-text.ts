@@ -105,7 +105,7 @@ function profileLines(what: string, { tokens, position, ...run }: BenchProfile):
     summary,
     ...columns(
       [
-        ['each dispatch by itself', 'dispatches', 'time', 'share'],
+        ['each kernel by itself', 'dispatches', 'time', 'share'],
         ...run.kernels.map(({ label, dispatches: count, ns }) => line(label, count, ns)),
         line('all', dispatches, allNs),
       ],

@@ -144,10 +144,10 @@ describe('on a device that tells where its time goes', () => {
     assert.match(out, /^prefill, 16 tokens: 3 dispatches, encoded in 0\.25 ms, done in 1\.50 ms$/m);
     const decode = out.slice(out.indexOf('decode, one token at position 4: 3 dispatches'));
     assert.deepEqual(decode.trimEnd().split('\n').slice(1), [
-      'each dispatch by itself  dispatches     time   share',
-      'moe gate and up                   2  0.30 ms   75.0%',
-      'embed                             1  0.10 ms   25.0%',
-      'all                               3  0.40 ms  100.0%',
+      'each kernel by itself  dispatches     time   share',
+      'moe gate and up                 2  0.30 ms   75.0%',
+      'embed                           1  0.10 ms   25.0%',
+      'all                             3  0.40 ms  100.0%',
     ]);
   });
 

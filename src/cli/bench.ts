@@ -36,7 +36,7 @@ weights that it uses and the cache of those before it, times decoded tokens a se
 More than 100% means that weights stay in the processor's caches.
 
 On the GPU a prompt and a decoded token in the middle of the test are measured by kernel besides,
-each dispatch in a pass of its own by the GPU's clock, the same kernel of all layers as one; medians
+the same kernel of all layers as one, by the GPU's clock, apart from the others; medians
 of ${PROFILE_REPETITIONS} runs.
 
 ${describeFlags(benchFlags)}

@@ -177,12 +177,6 @@ export class GpuExecutable implements Executable {
     return this.#recorder.time(step.mode, shape);
   }
 
-  /** As {@link Recorder.timeKinds}, of a step, which is run. */
-  async timeKinds(step: Step, kindOf: (label: string) => string | undefined, repeats = 1) {
-    const { shape } = this.#begin(step);
-    return this.#recorder.timeKinds(step.mode, shape, { kindOf, repeats });
-  }
-
   profile(step: Step, repetitions: number): Promise<RunProfile> {
     return profileRun({
       repetitions,
@@ -198,26 +192,6 @@ export class GpuExecutable implements Executable {
 
   bandwidth(): Promise<DeviceBandwidth | undefined> {
     return measureGpuBandwidth(this.#gpu);
-  }
-
-  /**
-   * Runs a step `count` times without reading anything back in between, as steps follow each other where the host encodes
-   * ahead. `encodeMs` is the host's time to encode and submit all of them, `totalMs` until the device has done them.
-   */
-  async timeRuns(
-    step: Step,
-    count: number,
-  ): Promise<{ readonly encodeMs: number; readonly totalMs: number; readonly dispatches: number }> {
-    const { queue } = this.#gpu.device;
-    await queue.onSubmittedWorkDone();
-    const start = performance.now();
-    for (let i = 0; i < count; i++) {
-      queue.submit([this.#encode(step).encoder.finish()]);
-    }
-    const encodeMs = performance.now() - start;
-    await queue.onSubmittedWorkDone();
-    this.#gpu.check();
-    return { encodeMs, totalMs: performance.now() - start, dispatches: this.#recorder.dispatches };
   }
 
   /** A named value of the last run, where no later one has taken its place. */

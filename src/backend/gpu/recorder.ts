@@ -125,39 +125,6 @@ export class Recorder {
     return count;
   }
 
-  /**
-   * Runs the dispatches of a run kind by kind, each kind in a pass of its own, `repeats` times over, and says how long they
-   * took by the device's clock: their own time and the gap to the next, without what a pass costs.
-   * @param kindOf the kind of a label; undefined leaves its dispatches out
-   * @returns undefined where the device has no timestamps
-   */
-  async timeKinds(
-    mode: Mode,
-    run: RunShape,
-    { kindOf, repeats }: { readonly kindOf: (label: string) => string | undefined; readonly repeats: number },
-  ): Promise<{ readonly kind: string; readonly dispatches: number; readonly ns: number }[] | undefined> {
-    const kinds = new Map<string, Recorded[]>();
-    for (const recorded of this.#recorded[mode]) {
-      if (recorded.workgroups(run).some((count) => count === 0)) continue;
-      const kind = kindOf(recorded.label);
-      if (kind === undefined) continue;
-      const own = kinds.get(kind);
-      if (own === undefined) kinds.set(kind, [recorded]);
-      else own.push(recorded);
-    }
-    const list = [...kinds];
-    const times = await timePasses(
-      this.#gpu.device,
-      list.map(([, recorded]) => (pass: GPUComputePassEncoder) => {
-        for (let i = 0; i < repeats; i++) this.#fill(pass, recorded, run);
-      }),
-    );
-    return times?.map((ns, index) => {
-      const [kind, recorded] = list[index] as [string, Recorded[]];
-      return { kind, dispatches: recorded.length, ns: ns / repeats };
-    });
-  }
-
   /** Puts the first `count` dispatches of a run into one pass of `encoder`: the run as far as a value that they make. */
   recordFirst(
     encoder: GPUCommandEncoder,
@@ -170,19 +137,26 @@ export class Recorder {
   }
 
   /**
-   * Runs each dispatch of a run in a pass of its own and says how long each took, in nanoseconds by the device's clock.
+   * Runs a run's dispatches and says how long each took, in nanoseconds by the device's clock. Those of a step run one kernel
+   * of all layers after the other, in a pass a kernel, so that what a pass costs is in none of them (each is told as their
+   * mean); a prompt's, which go by lists that others have made, in order, in a pass each.
    * @returns undefined where the device has no timestamps
    */
   async time(mode: Mode, run: RunShape): Promise<{ readonly label: string; readonly ns: number }[] | undefined> {
     const list = this.#recorded[mode].filter(({ workgroups }) => workgroups(run).every((count) => count > 0));
+    const groups = new Map<string, Recorded[]>();
+    for (const [index, recorded] of list.entries()) {
+      const kernel = mode === 'step' ? recorded.label.replace(/\d+/g, '') : `${index}`;
+      groups.set(kernel, [...(groups.get(kernel) ?? []), recorded]);
+    }
+    const kernels = [...groups.values()];
     const times = await timePasses(
       this.#gpu.device,
-      list.map(({ pipeline, group, workgroups }) => (pass: GPUComputePassEncoder) => {
-        pass.setPipeline(pipeline);
-        pass.setBindGroup(0, group);
-        pass.dispatchWorkgroups(...workgroups(run));
-      }),
+      kernels.map((recorded) => (pass: GPUComputePassEncoder) => void this.#fill(pass, recorded, run)),
     );
-    return times?.map((ns, index) => ({ label: (list[index] as Recorded).label, ns }));
+    return times?.flatMap((ns, index) => {
+      const recorded = kernels[index] as Recorded[];
+      return recorded.map(({ label }) => ({ label, ns: ns / recorded.length }));
+    });
   }
 }
