@@ -8,7 +8,8 @@ import type { RowNorm, ValueName } from '../../../model/graph.ts';
 import type { Weight } from '../../../model/weights.ts';
 import type { Binding, Builder } from '../builder.ts';
 import { columnsOf, KernelText, type MatrixText, rowReader, rowsOf, unrolled } from './kernel-text.ts';
-import { bindNorm, blocksOf, type Encoding, laneSums, lanesOf, scratchCode, staging, turnsOf } from './lane-product.ts';
+import { blocksOf, type Encoding, laneSums, lanesOf, scratchCode, turnsOf } from './lane-product.ts';
+import { bindNorm, staging } from './lane-staging.ts';
 import { type MoeLayer, sigmoidCode } from './moe-layer.ts';
 import { choosesAlong, routeCode } from './moe-route.ts';
 

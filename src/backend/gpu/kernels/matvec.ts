@@ -10,17 +10,16 @@ import type { Mode } from '../../kernel.ts';
 import type { Binding, Builder, Dispatch, RunShape } from '../builder.ts';
 import { columnsOf, KernelText, rowReader, rowsOf, spread, unrolled } from './kernel-text.ts';
 import {
-  bindNorm,
   blocksOf,
   type Encoding,
   type Lanes,
   laneSums,
   lanesOf,
   scratchCode,
-  staging,
   type Turns,
   turnsOf,
 } from './lane-product.ts';
+import { bindNorm, staging } from './lane-staging.ts';
 
 export interface MatVec {
   readonly label: string;

@@ -6,7 +6,8 @@
 
 import { emitGated } from './gated.ts';
 import { KernelText, type MatrixText, unrolled } from './kernel-text.ts';
-import { type Encoding, type Lanes, roundsOf, scratchCode, staging, turnsOf } from './lane-product.ts';
+import { type Encoding, type Lanes, roundsOf, scratchCode, turnsOf } from './lane-product.ts';
+import { staging } from './lane-staging.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 
 /** Blocks of 32 inner values whose partial sums fit into workgroup memory beside what is staged. */
