@@ -48,8 +48,8 @@ export function emitGated(builder: Builder, gated: Gated): void {
   const lanes = lanesOf(blocksOf(some.gate), outputs, encoding);
   const { blocks, span, threads, rounds, teams } = lanes;
   const firstBlock = span === 1 ? 'lane' : '2u * lane';
-  // Of each inner value a team has two weight rows.
-  const { rows: own, turns } = turnsOf(outputs, lanes, encoding.mostLoads / 2);
+  // Of each inner value a team has two weight rows, and the next turn's are on their way.
+  const { rows: own, turns } = turnsOf(outputs, lanes, encoding.mostLoads / 4);
   const turnValues = teams * own;
   const groupValues = turns * turnValues;
   const reader = rowReader(columns);

@@ -141,9 +141,9 @@ export function roundsOf(blocks: number, most: number, encoding: Encoding): Pick
 }
 
 /** Workgroups that keep a large device busy; with many more the last ones wait for others to end. */
-const ENOUGH_GROUPS = 256;
+export const ENOUGH_GROUPS = 256;
 /** Turns of a workgroup, at the most: what staging its input costs is little by then. */
-const MOST_TURNS = 8;
+export const MOST_TURNS = 8;
 
 /** What a workgroup makes. */
 export interface Turns {

@@ -6,7 +6,15 @@
 
 import { emitGated } from './gated.ts';
 import { KernelText, type MatrixText, unrolled } from './kernel-text.ts';
-import { type Encoding, type Lanes, roundsOf, scratchCode, turnsOf } from './lane-product.ts';
+import {
+  ENOUGH_GROUPS,
+  type Encoding,
+  type Lanes,
+  MOST_TURNS,
+  roundsOf,
+  scratchCode,
+  type Turns,
+} from './lane-product.ts';
 import { staging } from './lane-staging.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 
@@ -41,6 +49,16 @@ export function emitStepExperts(layer: MoeLayer, encoding: Encoding): void {
   emitDown(layer, encoding);
 }
 
+function downTurns(
+  hidden: number,
+  { encoding, rounds, stride }: { readonly encoding: Encoding; readonly rounds: number; readonly stride: number },
+): Turns {
+  let rows = Math.max(1, encoding.mostLoads / 2);
+  while (rows > 1 && (hidden / rows < ENOUGH_GROUPS || rows * stride > MAX_INNER_BLOCKS)) rows /= 2;
+  const turns = Math.floor(hidden / (rows * ENOUGH_GROUPS));
+  return { rows, turns: rounds > 1 ? 1 : Math.max(1, Math.min(MOST_TURNS, turns)) };
+}
+
 /** The sum of each chosen expert's down product by its weight, in rank order, and of the shared one's. */
 function emitDown(layer: MoeLayer, encoding: Encoding): void {
   const { operation, builder, hidden, route, routeWidth, inner, innerWidth, slot, sharedSlot } = layer;
@@ -66,11 +84,9 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
   const lanes: Lanes = { blocks: items, lanes: inWork, span, rounds, teams: 1, threads };
   /** An odd distance, so that threads that add up different rows read different banks. */
   const stride = items | 1;
-  // In one round partial sums take the place of what was staged.
-  const mostParts = rounds === 1 && encoding.id === 'int8' ? 2048 : MAX_INNER_BLOCKS;
-  let { mostLoads: mostRows } = encoding;
-  while (mostRows > 1 && mostRows * stride > mostParts) mostRows /= 2;
-  const { rows, turns } = turnsOf(hidden, lanes, mostRows);
+  // Half of what a lane may load at once: the other half is the next turn's, on its way. Fewer instructions, too, which so
+  // stay in the processors' caches from layer to layer.
+  const { rows, turns } = downTurns(hidden, { encoding, rounds, stride });
   const groupRows = turns * rows;
   const staged = staging({ encoding, lanes, columns: 32 * items, tile: 1, row: () => 't' });
   const loads = (matrix: MatrixText, { name, base, b, turn }: Record<'name' | 'base' | 'b' | 'turn', string>) =>
