@@ -39,6 +39,8 @@ const ways: readonly Partial<SamplerSettings>[] = [
   { topK: 40, topP: 0.6 },
   { topK: 300, temperature: 2 },
   { topK: 3000, topP: 0.97, temperature: 5 },
+  // More than are left where some are banned.
+  { topK: 40_000, temperature: 2 },
   { topP: 0 },
   { topP: 0.5 },
   { topP: 0.95, temperature: 0.6 },

@@ -17,7 +17,7 @@ const QUERIES = 32;
 const KEY_THREADS = 16;
 /** Fours of a slice of keys and queries in shared memory, and between their rows, so that neighbours differ in bank. */
 const SLICE = 4;
-const PITCH = SLICE + 1;
+const PITCH = SLICE + 1; // What is between has a query's decay: all else fills the 16 KiB that every device has.
 
 const four = [0, 1, 2, 3] as const;
 const parts = ['x', 'y', 'z', 'w'] as const;
@@ -78,7 +78,6 @@ var<workgroup> keys4: array<vec4f, ${PAGE_ROWS * PITCH}>;
 // Scores, then weights, of four keys.
 var<workgroup> scores: array<vec4f, ${QUERIES * KEY_THREADS}>;
 var<workgroup> quarters: array<f32, ${QUERIES * 4}>;
-var<workgroup> decays: array<f32, ${QUERIES}>;
 
 fn largest(x: vec4f) -> f32 { return max(max(x.x, x.y), max(x.z, x.w)); }
 fn total(x: vec4f) -> f32 { return (x.x + x.y) + (x.z + x.w); }
@@ -164,10 +163,10 @@ ${each(
       scores[scoreStart + ${i * 4}u] = weight${i};`,
 )}
       sum = fma(sum, decay, (total(weight0) + total(weight1)) + (total(weight2) + total(weight3)));
-      if (quarter == 0u) { decays[ownQuery] = decay; }
+      if (quarter == 0u) { queries[ownQuery * ${PITCH}u + ${SLICE}u].x = decay; }
       workgroupBarrier();
 
-${each(4, (q) => each(columns, (c) => `      mixed${q}_${c} *= decays[firstQuery + ${q}u];`))}
+${each(4, (q) => each(columns, (c) => `      mixed${q}_${c} *= queries[(firstQuery + ${q}u) * ${PITCH}u + ${SLICE}u].x;`))}
       for (var quad = 0u; quad * 4u < filled; quad++) {
 ${each(4, (q) => `        let weight${q} = scores[(firstQuery + ${q}u) * ${KEY_THREADS}u + quad];`)}
         // Beyond what is filled weights are 0, and the last value is read again.

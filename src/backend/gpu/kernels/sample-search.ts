@@ -89,10 +89,11 @@ fn drawByValue(thread: u32, at: u32, least: f32) -> u32 {
     for (var round = 1u; ; round++) {
       let sums = above(thread, cuts, inverse);
       if (round == 1u) {
-        equal = sums.count.x - sums.count.y;
+        // What is banned equals the lowest edge, and none of it is left.
+        equal = select(sums.count.x - sums.count.y, 0f, edge == NONE);
         if (raised) { even = equal; }
         countFromLow = sums.count.x;
-        goal = select(select(random, topP, stage == 1u) * (sums.mass.y + even * massOf(edge, inverse)), f32(topK), stage == 0u);
+        goal = select(select(random, topP, stage == 1u) * (sums.mass.y + even * massOf(edge, inverse)), min(f32(topK), sums.count.y + equal), stage == 0u);
         // Nothing is less than nothing: a share of 0 is the best.
         if (stage == 1u && goal <= 0f) { low = high; }
       } else {
