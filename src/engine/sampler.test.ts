@@ -1,22 +1,10 @@
 import assert from 'node:assert/strict';
 import { suite, test } from 'node:test';
+import { off } from '../../test/support/sampler-off.ts';
 import type { SamplerSettings } from '../backend/sampling.ts';
 import { NonFiniteError, UsageError } from '../errors.ts';
 import { Sampler } from './sampler.ts';
 import { argmax, Candidates } from './top-k.ts';
-
-const off: SamplerSettings = {
-  temperature: 1,
-  topK: 0,
-  topP: 1,
-  minP: 0,
-  repeatPenalty: 1,
-  presencePenalty: 0,
-  frequencyPenalty: 0,
-  penaltyWindow: 64,
-  logitBias: [],
-  seed: 1,
-};
 
 const logitsOf = (probabilities: readonly number[]) => Float32Array.from(probabilities, Math.log);
 

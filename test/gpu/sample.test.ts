@@ -12,20 +12,8 @@ import { Sampler } from '../../src/engine/sampler.ts';
 import { NonFiniteError, UsageError } from '../../src/errors.ts';
 import { gaussians, random } from '../conformance/support/blocks.ts';
 import { closeGpuTestDevice, gpuTestDevice } from '../support/gpu.ts';
+import { off } from '../support/sampler-off.ts';
 import { ROWS, type Row, SamplingRun } from './sampling.ts';
-
-const off: SamplerSettings = {
-  temperature: 1,
-  topK: 0,
-  topP: 1,
-  minP: 0,
-  repeatPenalty: 1,
-  presencePenalty: 0,
-  frequencyPenalty: 0,
-  penaltyWindow: 64,
-  logitBias: [],
-  seed: 1,
-};
 
 /** Every path of the kernels: nothing kept back, candidates that are sorted, and more of them than can be. */
 const ways: readonly Partial<SamplerSettings>[] = [

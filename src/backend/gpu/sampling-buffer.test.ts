@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { off as unfiltered } from '../../../test/support/sampler-off.ts';
 import { InternalError, NonFiniteError, UsageError } from '../../errors.ts';
 import type { SamplerSettings } from '../sampling.ts';
 import {
@@ -19,18 +20,8 @@ import {
   writeSlot,
 } from './sampling-buffer.ts';
 
-const off: SamplerSettings = {
-  temperature: 1,
-  topK: 0,
-  topP: 1,
-  minP: 0,
-  repeatPenalty: 1,
-  presencePenalty: 0,
-  frequencyPenalty: 0,
-  penaltyWindow: 64,
-  logitBias: [],
-  seed: 2 ** 53 - 1,
-};
+/** The largest seed. */
+const off: SamplerSettings = { ...unfiltered, seed: 2 ** 53 - 1 };
 const layout = samplingLayout({ vocabulary: 100, context: 50, rows: 4, slots: 3 });
 const drawOf = (settings: Partial<SamplerSettings>, given: Partial<PlacedDraw> = {}): PlacedDraw => ({
   settings: { ...off, ...settings },
