@@ -41,6 +41,8 @@ export interface Executable {
   run(step: Step): Promise<Float32Array>;
   /** Draws tokens where the logits are. Absent where only the host does. */
   readonly drawer?: Drawer;
+  /** Computes experts for another device. Absent where the graph has no `experts` operations. */
+  readonly experts?: ExpertRunner;
   /** After a run, a copy of a named value [T, width], where the backend still has it (the reference keeps all). */
   value?(name: string): Float32Array | Promise<Float32Array>;
   /**
@@ -98,6 +100,33 @@ export interface Drawer {
    * @throws DeviceLostError `device_lost` and other errors of the run; what is wrong with one row is in `Drawn`
    */
   draw(step: Step, draws: readonly Draw[]): Promise<Drawn>;
+}
+
+/** Pairs of a row and an expert that are to be computed. */
+export interface ExpertWork {
+  readonly layer: number;
+  /** [rows, hidden] What the layer's `experts` operation reads. */
+  readonly rows: Float32Array;
+  /** [pairs] The row of each pair, an index into `rows`. */
+  readonly rowOf: Int32Array;
+  /** [pairs] The expert of each pair. Pairs of one expert need not stand together. */
+  readonly expertOf: Int32Array;
+}
+
+/**
+ * Computes single experts for rows that are on another device, while that device computes others. A pair's result does not
+ * depend on the pairs beside it.
+ */
+export interface ExpertRunner {
+  /** Most rows, and most pairs, of one call. */
+  readonly limits: { readonly rows: number; readonly pairs: number };
+  /**
+   * Runs the layer's `experts` operation to its end, on all threads: the caller's is one of them.
+   * @param aside what the caller's thread does first, while the others are at work already
+   * @returns [pairs, hidden], not weighted; valid until the next call
+   * @throws NonFiniteError `non_finite` naming the layer
+   */
+  compute(work: ExpertWork, aside?: () => void): Float32Array;
 }
 
 /** Where the time of a run of the graph goes. */

@@ -89,6 +89,22 @@ export interface MoeOperation extends OperationBase {
   readonly norm?: RowNorm;
   /** Fused: what is added to its output. */
   readonly add?: ValueName;
+  /** Placed apart: the device computes those experts that lie in its slots, an `experts` operation elsewhere the others. */
+  readonly split?: true;
+}
+
+/**
+ * Placed apart: single experts of a MoE layer, of pairs of a row and an expert that were chosen on another device; no part of
+ * a run, but what an `ExpertRunner` (`backend.ts`) is asked for. output[p] = down · (act(gate · x) ⊙ up · x) of the
+ * pair's expert, x the pair's row, normed first where `norm` says so; not weighted.
+ */
+export interface ExpertsOperation extends OperationBase {
+  readonly kind: 'experts';
+  readonly input: ValueName;
+  readonly norm?: RowNorm;
+  /** Weights are named under it as those of the {@link MoeOperation} are: `gate`, `up` and `down` of them are read. */
+  readonly prefix: WeightName;
+  readonly moe: MoeSpec;
 }
 
 export interface AddOperation extends OperationBase {
@@ -156,6 +172,7 @@ export type Operation =
   | AttentionOperation
   | GluOperation
   | MoeOperation
+  | ExpertsOperation
   | AddOperation
   | HeadOperation
   | ProjectOperation

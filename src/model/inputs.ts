@@ -23,6 +23,7 @@ export function inputsOf(operation: Operation): readonly ValueName[] {
     case 'head':
     case 'gated':
     case 'rotate':
+    case 'experts':
       return [operation.input];
   }
 }

@@ -133,10 +133,11 @@ export class ReferenceExecutable implements Executable {
         const wanted = gather(this.#value(operation.input), step.wanted, this.#graph.widths[operation.input]);
         return linear(wanted, this.#matrix(operation.weight, operation.output));
       }
+      case 'experts':
       case 'project':
       case 'gated':
       case 'rotate':
-        throw new InternalError(`${operation.output}: the reference computes no fused operation (${operation.kind})`);
+        throw new InternalError(`${operation.output}: the reference runs no operation of the kind ${operation.kind}`);
     }
   }
 
