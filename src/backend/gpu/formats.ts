@@ -12,8 +12,16 @@ import { InternalError } from '../../errors.ts';
 import { type FormatId, formatOf } from '../../quant/index.ts';
 import { weightHelpers } from './wgsl.ts';
 
-/** Puts the bits of a plane in another order, in place: whole blocks, from word `from` up to word `to`. */
-export type Reorder = (words: Uint32Array, from: number, to: number) => void;
+/** Another order of the bits of a plane, within each block. */
+export interface Reorder {
+  /** Puts whole blocks in order, in place: from word `from` up to word `to`. */
+  apply(words: Uint32Array, from: number, to: number): void;
+  /**
+   * WGSL of the body of a function that returns word `w` of the plane in this order, of four rows at once (a vec4u).
+   * @param word WGSL of a word of the plane as the file has it, which may be of the same block as `w`
+   */
+  gather(word: (index: string) => string): string;
+}
 
 export interface GpuFormat {
   readonly id: FormatId;
@@ -99,7 +107,7 @@ export function toPlanes(format: GpuFormat, columns: number, source: Uint8Array,
       const last = start + Math.floor((blocks * bytes) / 4);
       words.fill(0, last, end);
       copyPart({ from, at: part, step: blockBytes, blocks, bytes, words, start });
-      format.reorder?.[plane]?.(words, start, last);
+      format.reorder?.[plane]?.apply(words, start, last);
       part += bytes;
     }
   }

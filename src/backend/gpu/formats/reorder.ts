@@ -1,18 +1,35 @@
 /**
  * The orders that codes are put in at store time, so that the bits of 32 columns lie together and every decoder finds them
  * alike. Word i of the result holds columns 4i … 4i + 3 of a block in its four bytes; where 4-bit codes share a byte, the
- * high half belongs to the column 16 further on.
+ * high half belongs to the column 16 further on. Each order is there twice, for the host and for the device.
  */
+
+import type { Reorder } from '../formats.ts';
 
 const LOW = 0x0f0f0f0f;
 
+/** WGSL of one half of each byte of two words, the second word's halves above the first's: the low halves at shift 0, else 4. */
+const nibbles = (first: string, second: string, shift: string) => /* wgsl */ `
+  let low = vec4u(0x0f0f0f0fu);
+  return ((${first} >> vec4u(${shift})) & low) | (((${second} >> vec4u(${shift})) & low) << vec4u(4u));`;
+
 /** Two groups of 32 side by side, in the low and the high halves of 32 bytes (Q4_K, Q5_K): 4 words a group. */
-export function nibblePairs(words: Uint32Array, from: number, to: number): void {
-  for (let at = from; at < to; at += 8) splitNibbles(words, at, at, at + 4);
-}
+export const nibblePairs: Reorder = {
+  apply(words, from, to) {
+    for (let at = from; at < to; at += 8) splitNibbles(words, at, at, at + 4);
+  },
+  gather: (word) => /* wgsl */ `
+  let at = w - (w & 4u);${nibbles(word('at'), word('at + 4u'), 'w & 4u')}`,
+};
 
 /** Groups 0 and 2 of a half block in 32 bytes, groups 1 and 3 in the next 32 (Q6_K): 4 words a group, groups in order. */
-export function nibbleQuarters(words: Uint32Array, from: number, to: number): void {
+export const nibbleQuarters: Reorder = {
+  apply: quarters,
+  gather: (word) => /* wgsl */ `
+  let at = w - (w & 15u) + 2u * (w & 4u) + (w & 3u);${nibbles(word('at'), word('at + 4u'), '(w & 8u) >> 1u')}`,
+};
+
+function quarters(words: Uint32Array, from: number, to: number): void {
   for (let at = from; at < to; at += 16) {
     splitNibbles(words, at, at, at + 4);
     splitNibbles(words, at + 8, at + 8, at + 12);
@@ -46,7 +63,13 @@ function splitNibbles(words: Uint32Array, at: number, low: number, high: number)
 }
 
 /** Groups of 16 whose byte j holds columns j and j + 8 (NVFP4), two at a time: the first to the low halves. */
-export function nibbleGroups(words: Uint32Array, from: number, to: number): void {
+export const nibbleGroups: Reorder = {
+  apply: groups,
+  gather: (word) => /* wgsl */ `
+  let at = w - (w & 2u);${nibbles(word('at'), word('at + 2u'), '2u * (w & 2u)')}`,
+};
+
+function groups(words: Uint32Array, from: number, to: number): void {
   for (let at = from; at < to; at += 4) {
     const a = words[at] as number;
     const b = words[at + 1] as number;
@@ -65,7 +88,18 @@ const PAIRS = 0x03030303;
  * 2-bit codes: byte l of 32 holds those of columns l, l + 32, l + 64, l + 96 (Q2_K, Q3_K, Q6_K). To two words a group of 32:
  * the first of columns 0–15, bits 2i of byte k for column 4i + k.
  */
-export function bitPairs(words: Uint32Array, from: number, to: number): void {
+export const bitPairs: Reorder = {
+  apply: pairs,
+  gather: (word) => /* wgsl */ `
+  let at = w - (w & 7u) + 4u * (w & 1u);
+  var all = vec4u();
+  for (var i = 0u; i < 4u; i++) {
+    all |= ((${word('at + i')} >> vec4u(w & 6u)) & vec4u(0x03030303u)) << vec4u(2u * i);
+  }
+  return all;`,
+};
+
+function pairs(words: Uint32Array, from: number, to: number): void {
   for (let at = from; at < to; at += 8) {
     const a = words[at] as number;
     const b = words[at + 1] as number;
@@ -94,7 +128,18 @@ export function bitPairs(words: Uint32Array, from: number, to: number): void {
  * Single bits: bit g of byte l of 32 belongs to column l of group g (Q3_K, Q5_K). To one word a group: bit i of byte k for
  * column 4i + k. That turns 8 × 8 bits over, in each of the four bytes of eight words.
  */
-export function bitPlanes(words: Uint32Array, from: number, to: number): void {
+export const bitPlanes: Reorder = {
+  apply: turned,
+  gather: (word) => /* wgsl */ `
+  let at = w - (w & 7u);
+  var all = vec4u();
+  for (var i = 0u; i < 8u; i++) {
+    all |= ((${word('at + i')} >> vec4u(w & 7u)) & vec4u(0x01010101u)) << vec4u(i);
+  }
+  return all;`,
+};
+
+function turned(words: Uint32Array, from: number, to: number): void {
   for (let at = from; at < to; at += 8) {
     for (let i = 0; i < 4; i++) swapBits(words, at + i, at + i + 4, 4, LOW);
     for (let i = 0; i < 8; i += (i & 1) * 2 + 1) swapBits(words, at + i, at + i + 2, 2, 0x33333333);
@@ -112,7 +157,20 @@ function swapBits(words: Uint32Array, first: number, second: number, shift: numb
 }
 
 /** Single bits: bit j of a word belongs to column j (Q5_0, Q5_1). To bit i of byte k for column 4i + k. */
-export function bitNibbles(words: Uint32Array, from: number, to: number): void {
+export const bitNibbles: Reorder = {
+  apply: spread,
+  gather: (word) => /* wgsl */ `
+  let bits = ${word('w')};
+  var all = vec4u();
+  for (var i = 0u; i < 8u; i++) {
+    // Times 1 + 2^7 + 2^14 + 2^21: bit k comes to bit 8k, among others that are left out.
+    let four = (bits >> vec4u(4u * i)) & vec4u(15u);
+    all |= ((four * vec4u(0x00204081u)) & vec4u(0x01010101u)) << vec4u(i);
+  }
+  return all;`,
+};
+
+function spread(words: Uint32Array, from: number, to: number): void {
   for (let at = from; at < to; at++) {
     const word = words[at] as number;
     words[at] =
