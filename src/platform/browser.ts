@@ -21,6 +21,7 @@ export const browserPlatform: Platform = {
   spawnWorker: spawn,
   features: detectFeatures,
   gpu,
+  copyBytes: (from, to) => to.set(from),
   threads: () => navigator.hardwareConcurrency || 1,
   freeMemoryBytes,
   async readAsset(name) {

