@@ -3,12 +3,13 @@
  * tokens through small buffers of their own, one for each run on its way: never logits.
  */
 
-import { type ConclaveError, DeviceLostError, DisposedError, InternalError } from '../../errors.ts';
+import { type ConclaveError, InternalError } from '../../errors.ts';
 import type { Draw, Drawer, Drawn, Step } from '../backend.ts';
 import type { SamplerSettings } from '../sampling.ts';
 import type { RunShape } from './builder.ts';
 import type { Gpu } from './device.ts';
 import type { SamplingBuffers } from './device-buffers.ts';
+import { readBuffer } from './readback.ts';
 import {
   drawFault,
   drawShape,
@@ -37,7 +38,7 @@ export class GpuDrawer implements Drawer {
   readonly #readbacks: GPUBuffer[] = [];
   readonly #free: GPUBuffer[] = [];
   /** Reads that wait for the device. */
-  readonly #reading = new Set<Promise<undefined>>();
+  readonly #reading = new Set<Promise<unknown>>();
   #disposed = false;
 
   constructor(options: GpuDrawerOptions) {
@@ -94,21 +95,19 @@ export class GpuDrawer implements Drawer {
   }
 
   async #read(readback: GPUBuffer): Promise<Uint32Array> {
-    const mapped = readback.mapAsync(MAP_READ);
+    const { mapped, bytes } = readBuffer(this.#options.gpu, readback, {
+      bytes: readback.size,
+      what: 'tokens',
+      ended: () => this.#disposed,
+    });
     this.#reading.add(mapped);
     try {
-      await mapped;
-    } catch (cause) {
-      if (this.#disposed) throw new DisposedError('the GPU backend');
-      this.#options.gpu.check();
-      throw new DeviceLostError('the GPU gave no tokens; load the model again, or use --device cpu', { cause });
+      const words = new Uint32Array(await bytes);
+      this.#free.push(readback);
+      return words;
     } finally {
       this.#reading.delete(mapped);
     }
-    const words = new Uint32Array(readback.getMappedRange().slice(0));
-    readback.unmap();
-    this.#free.push(readback);
-    return words;
   }
 
   /** Gives up what is on its way: those draws fail. Settles when they have. */
