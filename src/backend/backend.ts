@@ -171,6 +171,8 @@ export interface PrepareRequest {
   readonly weights: Weights;
   /** By `TensorInfo.source`. */
   readonly sources: readonly ByteSource[];
+  /** What computes the experts that this part splits off. */
+  readonly experts?: ExpertRunner;
   onProgress?(progress: LoadProgress): void;
   readonly signal?: AbortSignal;
 }

@@ -4,10 +4,10 @@
  */
 
 import { InternalError } from '../errors.ts';
-import { cutGraph, weightsOfGraph } from '../model/cut.ts';
+import { weightsOfGraph } from '../model/cut.ts';
 import type { Graph } from '../model/graph.ts';
-import type { Weights } from '../model/weights.ts';
-import type { Plan } from '../plan/plan.ts';
+import { graphsOfParts } from '../model/part-graphs.ts';
+import type { Plan, PlannedPart } from '../plan/plan.ts';
 import type { Backend, Executable, LoadProgress, PrepareRequest, Step } from './backend.ts';
 
 export interface PartsRequest extends Omit<PrepareRequest, 'program'> {
@@ -25,34 +25,39 @@ export async function prepareParts(
   const [only, ...more] = parts;
   if (only === undefined) throw new InternalError('a plan without parts');
   if (more.length === 0) return (await backendFor(only.device)).prepare({ ...rest, program: programs?.[0] });
-  const graphs = cutGraph(
-    request.graph,
-    parts.slice(0, -1).map(({ end }) => end),
-  );
-  const prepared: Part[] = [];
-  const progress = progressOver(
-    graphs.map((graph) => weightsOfGraph(graph, request.weights)),
-    request.onProgress,
-  );
+  const graphs = graphsOfParts(request.graph, parts);
+  const prepared: (Part | undefined)[] = parts.map(() => undefined);
+  const progress = progressOver(request);
   try {
-    // In order: what the first device has no memory for is known before the second has begun.
-    for (const [index, { device }] of parts.entries()) {
+    for (const index of orderOf(parts)) {
       const graph = graphs[index] as Graph;
-      const executable = await (await backendFor(device)).prepare({
+      const executable = await (await backendFor((parts[index] as PlannedPart).device)).prepare({
         ...rest,
         plan: planOfPart(request.plan, index),
         program: programs?.[index],
         graph,
         weights: weightsOfGraph(graph, request.weights),
+        experts: prepared.find((part) => part?.executable.experts !== undefined)?.executable.experts,
         onProgress: progress(index),
       });
-      prepared.push({ graph, executable });
+      const runs = (parts[index] as PlannedPart).end > (parts[index] as PlannedPart).first;
+      prepared[index] = { graph, executable, runs };
     }
   } catch (error) {
-    await Promise.all(prepared.map(({ executable }) => executable.dispose()));
+    await Promise.all(prepared.map((part) => part?.executable.dispose()));
     throw error;
   }
-  return new PartsExecutable(prepared);
+  return new PartsExecutable(prepared as Part[]);
+}
+
+/**
+ * In order, since what the first device has no memory for is then known before the second has begun; but what computes experts
+ * for others comes before them.
+ */
+function orderOf(parts: readonly PlannedPart[]): readonly number[] {
+  const all = [...parts.keys()];
+  const first = all.filter((index) => (parts[index] as PlannedPart).experts !== undefined);
+  return [...first, ...all.filter((index) => !first.includes(index))];
 }
 
 /** What the plan says of one part, as its backend reads it. */
@@ -75,27 +80,29 @@ function planOfPart(plan: Plan, index: number): Plan {
   };
 }
 
-/** The progress of all parts as one; a part is known by the weights that its backend streams, which are the matrices. */
-function progressOver(
-  weights: readonly Weights[],
-  report: PrepareRequest['onProgress'],
-): (part: number) => PrepareRequest['onProgress'] {
-  const sizes = weights.map((each) =>
-    [...each.values()].reduce((sum, { shape, bytes }) => sum + (shape.length < 2 ? 0 : bytes), 0),
+/** The progress of all parts as one: of what each of them streams, the matrices that have a place there. */
+function progressOver({ plan, weights, onProgress: report }: PartsRequest): (part: number) => PrepareRequest['onProgress'] {
+  const totals = plan.parts.map(({ device }) =>
+    plan.weights
+      .filter((weight) => weight.device === device && weight.shape.length > 1)
+      .reduce((sum, { name }) => sum + (weights.get(name)?.bytes ?? 0), 0),
   );
+  const done = totals.map(() => 0);
   const sum = (of: readonly number[]) => of.reduce((total, bytes) => total + bytes, 0);
   return (part) => {
     if (report === undefined) return undefined;
-    const before = sum(sizes.slice(0, part));
-    const after = sum(sizes.slice(part + 1));
-    return ({ bytesDone, bytesTotal }: LoadProgress) =>
-      report({ bytesDone: before + bytesDone, bytesTotal: before + bytesTotal + after });
+    return ({ bytesDone }: LoadProgress) => {
+      done[part] = bytesDone;
+      report({ bytesDone: sum(done), bytesTotal: sum(totals) });
+    };
   };
 }
 
 interface Part {
   readonly graph: Graph;
   readonly executable: Executable;
+  /** Whether layers run there: else it only computes experts for another part. */
+  readonly runs: boolean;
 }
 
 class PartsExecutable implements Executable {
@@ -111,7 +118,7 @@ class PartsExecutable implements Executable {
 
   async run(step: Step): Promise<Float32Array> {
     let rows: Float32Array | undefined;
-    for (const { executable } of this.#parts) rows = await executable.run({ ...step, incoming: rows });
+    for (const { executable, runs } of this.#parts) if (runs) rows = await executable.run({ ...step, incoming: rows });
     return rows as Float32Array;
   }
 

@@ -83,6 +83,18 @@ export const flags = {
     min: 1,
     about: "the GPU's memory that may be used (default: all of it)",
   },
+  'expert-cache': {
+    kind: 'text',
+    value: 'POLICY:SIZE',
+    about: 'experts the GPU holds, the CPU has the others: slru, lfu or static, and slots, a share or bytes (slru:25%)',
+  },
+  'cpu-moe': { kind: 'switch', about: 'all experts on the CPU, the rest of the layers on the GPU' },
+  'n-cpu-moe': {
+    kind: 'whole',
+    value: 'N',
+    min: 1,
+    about: 'the experts of the first N layers on the CPU',
+  },
   'gpu-checks': { kind: 'switch', about: "keep the GPU driver's checks of bounds and commands (slower)" },
   kv: { kind: 'choice', choices: ['f16', 'f32'], about: 'number format of the KV cache (default: see plan)' },
   memory: {
@@ -133,6 +145,9 @@ const placement = [
   'device',
   'gpu-layers',
   'gpu-memory',
+  'expert-cache',
+  'cpu-moe',
+  'n-cpu-moe',
   'gpu-checks',
   'kv',
   'memory',

@@ -29,6 +29,8 @@ export function planOptions(values: PlanValues): PlanOptions {
     gpuLayers: layers === undefined || layers === 'auto' ? layers : Number(layers),
     gpuMemoryBytes: values['gpu-memory'],
     gpuChecks: values['gpu-checks'],
+    expertCache: values['expert-cache'],
+    cpuMoe: cpuMoe(values),
     threads: values.threads,
     context: values['ctx-size'],
     batch: values['batch-size'],
@@ -37,6 +39,15 @@ export function planOptions(values: PlanValues): PlanOptions {
     ignoreKeys: values['ignore-key'],
     memoryBytes: values.memory,
   });
+}
+
+/** @throws UsageError `usage` when both flags are given */
+function cpuMoe(values: PlanValues): true | number | undefined {
+  const [all, first] = [values['cpu-moe'], values['n-cpu-moe']];
+  if (all === true && first !== undefined) {
+    throw new UsageError('--cpu-moe leaves all experts to the CPU, --n-cpu-moe those of some layers: leave one of them out');
+  }
+  return all === true ? true : first;
 }
 
 export function loadOptions(values: PlanValues, more: Pick<LoadOptions, 'onProgress' | 'signal'>): LoadOptions {

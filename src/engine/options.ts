@@ -3,6 +3,7 @@
 import { randomSeed } from '../backend/random.ts';
 import type { SamplerSettings } from '../backend/sampling.ts';
 import { UsageError } from '../errors.ts';
+import { parseExpertCache } from '../experts/size.ts';
 import { isDevice } from '../plan/devices.ts';
 import {
   abortSignal,
@@ -47,6 +48,8 @@ const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
     value === 'auto' ? undefined : wholeFrom(-1)(value) && "a whole number from 0 on, -1 or 'auto'",
   gpuMemoryBytes: wholeFrom(1),
   gpuChecks: flag,
+  expertCache: expertCacheText,
+  cpuMoe: (value) => (value === true ? undefined : wholeFrom(1)(value) && 'true or a number of layers'),
   threads: wholeFrom(1, 1024),
   context: wholeFrom(1),
   batch: wholeFrom(1, MAX_BATCH),
@@ -79,6 +82,13 @@ const generateChecks: Readonly<Record<keyof GenerateOptions, Check>> = {
 };
 
 const profileChecks = { rows: oneOf('prompt', 'step'), repetitions: wholeFrom(1, 1000) };
+
+/** What stands for a cache of experts; its own error says more. */
+function expertCacheText(value: unknown): string | undefined {
+  if (typeof value !== 'string') return "a policy and a size, as 'slru:25%'";
+  parseExpertCache(value);
+  return undefined;
+}
 
 /** @throws UsageError `usage` */
 export function checkProfileOptions(options: Readonly<Partial<Record<keyof typeof profileChecks, unknown>>>): void {

@@ -54,7 +54,7 @@ export function gpuUse(options: PlanOptions): 'asked' | 'auto' | 'none' {
 
 /** @throws UsageError `usage` for options that ask for two things at once */
 export function checkDevices(options: PlanOptions): void {
-  const { device, gpuLayers, gpuMemoryBytes } = options;
+  const { device, gpuLayers, gpuMemoryBytes, expertCache, cpuMoe } = options;
   if ((device === 'cpu' || device === 'reference') && gpuLayers !== undefined && gpuLayers !== 0) {
     throw new UsageError(
       `gpuLayers (-g) puts ${typeof gpuLayers === 'number' && gpuLayers > 0 ? showPlural(gpuLayers, 'layer') : 'layers'} on a GPU, and device ` +
@@ -66,6 +66,13 @@ export function checkDevices(options: PlanOptions): void {
     throw new UsageError(
       'gpuMemoryBytes (--gpu-memory) is of use only where layers run on a GPU: ask for one with device gpu or auto, or with gpuLayers (-g)',
       { data: { option: 'gpuMemoryBytes' } },
+    );
+  }
+  if ((expertCache !== undefined || cpuMoe !== undefined) && gpuUse(options) === 'none') {
+    const [option, flag] = cpuMoe === undefined ? ['expertCache', '--expert-cache'] : ['cpuMoe', '--cpu-moe'];
+    throw new UsageError(
+      `${option} (${flag}) is of use only where layers run on a GPU: ask for one with device gpu or auto, or with gpuLayers (-g)`,
+      { data: { option } },
     );
   }
 }

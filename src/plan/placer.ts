@@ -7,7 +7,7 @@ import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
 import type { Weights } from '../model/weights.ts';
 import type { GpuFacts } from './devices.ts';
-import type { Plan, PlannedBuffer, PlannedWeight, PlanOptions } from './plan.ts';
+import type { Plan, PlannedBuffer, PlannedExperts, PlannedWeight, PlanOptions } from './plan.ts';
 
 export interface PlanRequest {
   readonly spec: ModelSpec;
@@ -40,6 +40,8 @@ export interface PlaceRequest {
   readonly context: number;
   readonly cacheType: CacheType;
   readonly promptRows: number;
+  /** Where experts are split. */
+  readonly experts?: PlannedExperts;
   /** The chosen row of each of the graph's operations. */
   readonly rows: Readonly<Record<Mode, readonly KernelRow[]>>;
 }
@@ -56,6 +58,14 @@ export interface Placer {
   /** Bytes that may be used, where that is known. */
   readonly memoryBytes: (request: PlanRequest) => number | undefined;
   readonly place: (given: PlaceRequest) => Placed;
+}
+
+/** The context that a model gets where nobody asks for one, at the most. */
+const DEFAULT_CONTEXT = 8192;
+
+/** The context of a plan whose memory is not short. */
+export function hopedContext({ spec, options }: PlanRequest): number {
+  return options.context ?? Math.min(spec.trainedContext, DEFAULT_CONTEXT);
 }
 
 /** Rows of a prompt in one run where nobody asks for another number. */

@@ -4,6 +4,7 @@
  */
 
 import type { CacheType, Mode } from '../backend/kernel.ts';
+import type { Slab } from '../backend/gpu/slab.ts';
 import type { OperationKind, WeightName } from '../model/graph.ts';
 import type { FormatId } from '../quant/index.ts';
 
@@ -11,6 +12,9 @@ export type DeviceName = 'cpu' | 'gpu' | 'reference';
 
 /** `auto`: the GPU where there is one that takes the model, else the CPU. `gpu:N`: the N-th GPU, in the driver's order. */
 export type DeviceOption = DeviceName | 'auto' | `gpu:${number}`;
+
+/** Which experts stay on the GPU where not all of them do: see `experts/policy.ts`. */
+export type ExpertPolicy = PlannedExperts['policy'];
 
 /** What a person may ask for; everything has a default. */
 export interface PlanOptions {
@@ -23,6 +27,14 @@ export interface PlanOptions {
   readonly gpuLayers?: number | 'auto';
   /** Bytes of the GPU's memory that may be used; default: what there is, which WebGPU does not tell. */
   readonly gpuMemoryBytes?: number;
+  /**
+   * Of the layers on the GPU, how many experts it holds, the CPU having the others: `slru:25%`, `lfu:2048`, `static:4GiB` (a
+   * policy, and slots in all, a share of all experts, or bytes). Default: all; where the memory is known not to do, `slru` with
+   * what is left of it.
+   */
+  readonly expertCache?: string;
+  /** Leaves the experts of the layers on the GPU to the CPU: all, or those of the first so many layers. */
+  readonly cpuMoe?: true | number;
   /** Whether the GPU's driver checks bounds and commands although every kernel was tested without: slower. Default false. */
   readonly gpuChecks?: boolean;
   /** Worker threads of the CPU pool; default: the cores the platform offers. */
@@ -86,8 +98,34 @@ export interface PlannedPart {
   /** What the device offers to kernels: `simd`, `relaxed-simd`, `threads` of WebAssembly; a GPU's own. */
   readonly features: readonly string[];
   readonly bytes: Plan['bytes'];
+  /** Of its layers those whose experts are not all there. */
+  readonly split?: readonly number[];
+  /** Layers of other parts whose experts it computes as far as these do not have them. */
+  readonly experts?: readonly number[];
   /** Bytes that might be used there: what was asked for, else what the platform said was free. Absent: not known. */
   readonly memoryBytes?: number;
+}
+
+/** How experts are split between the GPU's slots and the CPU. */
+export interface PlannedExperts {
+  /** Layers whose experts are split. */
+  readonly layers: readonly number[];
+  /** How it is decided which experts have slots. `static`: once, when the model is loaded. */
+  readonly policy: 'slru' | 'lfu' | 'lru' | 'static';
+  readonly slabs: readonly Slab[];
+  /** Slots in all, and the experts that they are for. */
+  readonly slots: number;
+  readonly experts: number;
+  /** Slots with which most picks are there: twice as many as a token takes. */
+  readonly recommended: number;
+  /** `budget exhausted`: there are fewer because the memory does not hold more. */
+  readonly status: 'ok' | 'below recommended' | 'budget exhausted';
+  /** Experts that are brought to slots in a step, at the most. */
+  readonly uploads: number;
+  /** An expert of a prompt that has no slot passes through the GPU when at least so many rows chose it. */
+  readonly passingRows: number;
+  /** Most (row, expert) pairs that the CPU computes in a layer's run. */
+  readonly hostPairs: number;
 }
 
 export interface Plan {
@@ -97,6 +135,8 @@ export interface Plan {
   /** Why it is the CPU although `auto` was asked for. */
   readonly deviceReason?: string;
   readonly parts: readonly PlannedPart[];
+  /** Where experts of the GPU's layers are split between it and the CPU. */
+  readonly experts?: PlannedExperts;
   /** Worker threads of the CPU's part; 1 where there is none. */
   readonly threads: number;
   /** What the device offers to kernels; see `parts` for each. */

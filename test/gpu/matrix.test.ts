@@ -10,7 +10,7 @@ import { emitHalf, halfLayout } from '../../src/backend/gpu/kernels/half.ts';
 import { matrixTolerance } from '../../src/backend/gpu/kernels/matrix.ts';
 import { emitMatrix, halvesOf } from '../../src/backend/gpu/kernels/matrix-product.ts';
 import type { MatrixTile } from '../../src/backend/gpu/kernels/matrix-tiles.ts';
-import type { MoeLayer } from '../../src/backend/gpu/kernels/moe-layer.ts';
+import { bankOf, type MoeLayer } from '../../src/backend/gpu/kernels/moe-layer.ts';
 import { emitMatrixExperts } from '../../src/backend/gpu/kernels/moe-prompt-matrix.ts';
 import { emitSort } from '../../src/backend/gpu/kernels/moe-sort.ts';
 import type { MoeOperation } from '../../src/model/graph.ts';
@@ -170,9 +170,11 @@ function dot(w: Float32Array, at: number, x: ArrayLike<number>, from: number, co
 function layerOf(builder: Builder, moe: MoeOperation['moe'], hidden: number): MoeLayer {
   const slot = Math.ceil(moe.inner / 32) * 32;
   const sharedSlot = Math.ceil((moe.shared?.inner ?? 0) / 32) * 32;
+  const operation: MoeOperation = { kind: 'moe', layer: 0, input: 'x', prefix: 'm', moe, output: 'y' };
   const layer: MoeLayer = {
-    operation: { kind: 'moe', layer: 0, input: 'x', prefix: 'm', moe, output: 'y' },
+    operation,
     builder,
+    bank: bankOf(operation, builder),
     hidden,
     logits: 'logits',
     logitsWidth: moe.experts,

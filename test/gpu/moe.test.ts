@@ -199,7 +199,7 @@ async function choose(
     features: new Set(),
   });
   const routeWidth = 2 * used + 1;
-  const layer: MoeLayer = {
+  const layer: Omit<MoeLayer, 'bank'> = {
     operation,
     builder,
     hidden: 1,

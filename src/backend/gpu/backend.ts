@@ -1,6 +1,6 @@
 /** The GPU as a device: WGSL kernels through WebGPU. What a step needs stays on the device; tokens or logits come back. */
 
-import { DeviceLostError, DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
+import { DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
 import { platform } from '../../platform/index.ts';
 import type { Platform } from '../../platform/platform.ts';
 import type { Backend, DeviceBandwidth, Executable, PrepareRequest, RunProfile, Step } from '../backend.ts';
@@ -10,13 +10,16 @@ import type { RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
 import { DeviceBuffers, type SamplingBuffers } from './device-buffers.ts';
 import { GpuDrawer } from './drawer.ts';
+import { allFinite } from './finite.ts';
 import { fuse } from './fuse.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
 import { planeMaker } from './plane-pool.ts';
 import { type DispatchTime, profileRun } from './profile.ts';
+import { readBuffer } from './readback.ts';
 import { Recorder } from './recorder.ts';
 import type { GpuRow } from './row.ts';
 import { gpuRows } from './rows.ts';
+import type { SplitRun } from './split-run.ts';
 import { writeStep } from './step-buffer.ts';
 import { storeOnGpu } from './store.ts';
 
@@ -42,7 +45,7 @@ async function prepare(request: PrepareRequest, place: Platform, lent: Gpu | und
     const recorder = await Recorder.make(gpu, program.dispatches, (binding) => (buffers as DeviceBuffers).of(binding));
     const planes = planeMaker(place, request);
     await storeOnGpu(request, gpu, { buffers: weights, planes }).finally(() => planes.close());
-    return new GpuExecutable(request, { gpu, program, buffers, recorder, release });
+    return new GpuExecutable(request, { gpu, program, buffers, recorder, split: undefined, release });
   } catch (error) {
     release();
     // Mapped memory that cannot be had is no event of the device.
@@ -71,14 +74,18 @@ function programFor({ plan, spec, graph: unfused, weights }: PrepareRequest): Gp
     wantedRows: plan.maxRows.wanted,
     cacheType: plan.cache.type,
     features: new Set(plan.features),
+    slabs: plan.experts?.slabs,
+    hostPairs: plan.experts?.hostPairs,
   });
 }
 
-function allFinite(values: Float32Array): boolean {
-  let nothing = 0;
-  // x - x is 0 for finite values and NaN for all others.
-  for (let i = 0; i < values.length; i++) nothing += (values[i] as number) - (values[i] as number);
-  return nothing === 0;
+function notFinite({ mode, positions, tokens }: Step, layer: number, what: string): NonFiniteError {
+  const position = positions[0];
+  return new NonFiniteError(
+    `${what} is not finite, in the ${mode} of ${tokens.length} rows from position ${position} on;` +
+      ' the weights are damaged or the model does not fit its format',
+    { data: { layer, mode, position } },
+  );
 }
 
 export class GpuExecutable implements Executable {
@@ -90,11 +97,13 @@ export class GpuExecutable implements Executable {
   readonly #program: GpuProgram;
   readonly #buffers: DeviceBuffers;
   readonly #recorder: Recorder;
+  /** Where layers' experts are split. */
+  readonly #split: SplitRun | undefined;
   readonly #release: () => void;
   readonly #words: Uint32Array<ArrayBuffer>;
   #readback: GPUBuffer | undefined;
   /** When what was last read is in {@link #readback}. */
-  #mapped: Promise<undefined> | undefined;
+  #mapped: Promise<unknown> | undefined;
   #rows = 0;
   /** When the last run was submitted. */
   #submittedMs = 0;
@@ -108,6 +117,7 @@ export class GpuExecutable implements Executable {
       readonly program: GpuProgram;
       readonly buffers: DeviceBuffers;
       readonly recorder: Recorder;
+      readonly split: SplitRun | undefined;
       /** Gives the device's memory back. */
       readonly release: () => void;
     },
@@ -117,11 +127,13 @@ export class GpuExecutable implements Executable {
     this.#program = made.program;
     this.#buffers = made.buffers;
     this.#recorder = made.recorder;
+    this.#split = made.split;
     this.#release = made.release;
     this.#words = new Uint32Array(made.program.step.words);
     this.bytes = made.buffers.bytes;
     const { sampling } = made.program;
-    if (sampling !== undefined) {
+    // The host has a part in each step anyway.
+    if (sampling !== undefined && this.#split === undefined) {
       this.drawer = new GpuDrawer({
         gpu: made.gpu,
         layout: sampling,
@@ -164,10 +176,27 @@ export class GpuExecutable implements Executable {
 
   async run(step: Step): Promise<Float32Array> {
     const { outgoing, logits, widths } = this.#request.graph;
+    if (this.#split !== undefined) return this.#runSplit(step, this.#split);
     const { encoder, shape } = this.#encode(step);
     const [name, rows] = outgoing === undefined ? [logits, shape.wanted] : [outgoing, shape.rows];
     const given = await this.#read(encoder, name, rows * (widths[name] as number));
     if (!allFinite(given)) throw await this.#notFinite(step);
+    return given;
+  }
+
+  /** The same with experts elsewhere. */
+  async #runSplit(step: Step, split: SplitRun): Promise<Float32Array> {
+    const { outgoing, logits, widths } = this.#request.graph;
+    const { shape } = this.#begin(step);
+    this.#recorder.dispatches = 0;
+    const { encoder, submitted } = await split.run(step.mode, shape);
+    const [name, rows] = outgoing === undefined ? [logits, shape.wanted] : [outgoing, shape.rows];
+    // Read first: that submits the rest.
+    const reading = this.#read(encoder, name, rows * (widths[name] as number));
+    const [given] = await Promise.all([reading, submitted()]);
+    if (!allFinite(given)) {
+      throw notFinite(step, this.#request.spec.layers.length, 'after the last layers (output): a logit');
+    }
     return given;
   }
 
@@ -218,16 +247,9 @@ export class GpuExecutable implements Executable {
     encoder.copyBufferToBuffer(source, 0, this.#readback, 0, bytes);
     device.queue.submit([encoder.finish()]);
     this.#submittedMs = performance.now();
-    this.#mapped = this.#readback.mapAsync(MAP_READ, 0, bytes);
-    try {
-      await this.#mapped;
-    } catch (cause) {
-      if (this.#disposed) throw new DisposedError('the GPU backend');
-      this.#gpu.check();
-      throw new DeviceLostError('the GPU gave no result; load the model again, or use --device cpu', { cause });
-    }
-    const result = new Float32Array(this.#readback.getMappedRange(0, bytes).slice(0, count * 4));
-    this.#readback.unmap();
+    const read = readBuffer(this.#gpu, this.#readback, { bytes, what: 'result', ended: () => this.#disposed });
+    this.#mapped = read.mapped;
+    const result = new Float32Array(await read.bytes, 0, count);
     this.#gpu.check();
     return result;
   }
@@ -235,7 +257,7 @@ export class GpuExecutable implements Executable {
   /** Names the layer by the run itself, again and cut short after each layer: no other run pays for it. */
   async #notFinite(step: Step): Promise<NonFiniteError> {
     const { graph, spec } = this.#request;
-    const { mode, positions, tokens } = step;
+    const { mode } = step;
     const dispatches = this.#program.dispatches[mode];
     // What each layer ends with.
     const ends = new Map(graph.operations.map(({ output, layer }) => [layer, output]));
@@ -248,18 +270,16 @@ export class GpuExecutable implements Executable {
       if (end < 0) continue;
       const { shape } = this.#begin(step);
       const encoder = this.#gpu.device.createCommandEncoder();
-      this.#recorder.recordFirst(encoder, mode, { run: shape, count: end + 1 });
+      this.#recorder.recordRange(encoder, mode, { run: shape, first: 0, end: end + 1 });
       if (allFinite(await this.#read(encoder, name, shape.rows * (graph.widths[name] as number)))) continue;
       layer = number;
       break;
     }
     const where = layer < 0 ? 'the embedding' : `layer ${layer} (blk.${layer})`;
-    const what = layer < spec.layers.length ? `${where}: a value` : 'after the last layer (output): a logit';
-    const position = positions[0];
-    return new NonFiniteError(
-      `${what} is not finite, in the ${mode} of ${tokens.length} rows from position ${position} on;` +
-        ' the weights are damaged or the model does not fit its format',
-      { data: { layer, mode, position } },
+    return notFinite(
+      step,
+      layer,
+      layer < spec.layers.length ? `${where}: a value` : 'after the last layer (output): a logit',
     );
   }
 
@@ -267,6 +287,7 @@ export class GpuExecutable implements Executable {
     this.#disposed = true;
     // What waits for them fails.
     this.#readback?.destroy();
+    this.#split?.abandon();
     void this.drawer?.dispose();
   }
 
@@ -278,7 +299,7 @@ export class GpuExecutable implements Executable {
   async #dispose(): Promise<void> {
     this.abandon();
     // Dawn ends a process whose thread is gone while it still waits for memory.
-    await Promise.allSettled([this.#mapped, this.drawer?.dispose()]);
+    await Promise.allSettled([this.#mapped, this.#split?.settled(), this.drawer?.dispose()]);
     this.#release();
   }
 }

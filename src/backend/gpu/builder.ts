@@ -9,6 +9,7 @@ import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import { type CacheType, MAX_STEP_ROWS, type Mode } from '../kernel.ts';
 import { MAX_VOCABULARY, type SamplingLayout, samplingLayout } from './sampling-buffer.ts';
+import type { Slab } from './slab.ts';
 import { type StepLayout, stepLayout } from './step-buffer.ts';
 
 /** What a dispatch may know of the run it is recorded for; its kernels read the rest from the step buffer. */
@@ -39,6 +40,8 @@ export type Binding =
       readonly part: 'keys' | 'values';
       readonly access: 'read' | 'write';
     }
+  /** Where a split layer's experts lie in its slab: u32 [experts], `ABSENT` where they do not. */
+  | { readonly kind: 'slots'; readonly layer: number }
   /** Cosines and sines: f32 [context][2][pairs], cosines first. */
   | { readonly kind: 'rope'; readonly rope: RopeSpec }
   /** What changes from run to run (`step-buffer.ts`): array<u32>. */
@@ -60,6 +63,30 @@ export interface Dispatch {
   workgroups(run: RunShape): readonly [number, number, number];
 }
 
+/**
+ * Where a layer's experts are split between devices. The run stops behind the choice of experts, for the host to read it; what
+ * comes up to `joins` computes the experts in slots, and may run several times over with others in them; then the host brings
+ * what was computed elsewhere.
+ */
+export interface Pause {
+  readonly layer: number;
+  /** The first dispatch behind the choice. */
+  readonly asks: number;
+  /** The first dispatch that reads what the host brings. */
+  readonly joins: number;
+  /** What the experts elsewhere read: [rows, hidden], not normed. */
+  readonly input: ValueName;
+  /** The choice, [rows][routeWidth] u32, of which the first `used` are ids. */
+  readonly route: string;
+  readonly routeWidth: number;
+}
+
+/** Buffers that the host writes before a run goes on: the results' rows [pairs, hidden], and of each pair which is its. */
+export const HOST_MADE = 'experts elsewhere';
+export const HOST_PLACES = 'places of experts elsewhere';
+/** In the place of a slot, or of a result of the host's: there is none. */
+export const ABSENT = 0xffffffff;
+
 export class Builder {
   readonly graph: Graph;
   readonly spec: ModelSpec;
@@ -77,6 +104,11 @@ export class Builder {
   /** Whether tokens are drawn on the device: it has the whole model, of a vocabulary that the kernels of sampling take. */
   readonly draws: boolean;
   readonly dispatches: Readonly<Record<Mode, Dispatch[]>> = { prompt: [], step: [] };
+  readonly pauses: Readonly<Record<Mode, Pause[]>> = { prompt: [], step: [] };
+  /** Where the experts of split layers lie. */
+  readonly slabs: readonly Slab[];
+  /** Most results of the host's, a layer. */
+  readonly hostPairs: number;
   /** Bytes of every value and buffer. */
   readonly bytes = new Map<string, number>();
   readonly #strides = new Map<ValueName, number>();
@@ -92,6 +124,8 @@ export class Builder {
     readonly features: ReadonlySet<string>;
     /** Requests whose penalties and biases the device holds at once; default: as many as a step has rows. */
     readonly slots?: number;
+    readonly slabs?: readonly Slab[];
+    readonly hostPairs?: number;
   }) {
     this.graph = options.graph;
     this.spec = options.spec;
@@ -108,6 +142,8 @@ export class Builder {
       rows: options.wanted,
       slots: options.slots ?? MAX_STEP_ROWS,
     });
+    this.slabs = options.slabs ?? [];
+    this.hostPairs = options.hostPairs ?? 0;
     this.draws = drawsTokens(options.graph, options.spec);
   }
 
@@ -130,6 +166,19 @@ export class Builder {
 
   declareBuffer(name: string, bytes: number): void {
     this.bytes.set(name, Math.max(Math.ceil(bytes / 4) * 4, this.bytes.get(name) ?? 0));
+  }
+
+  /** The run stops here for the host to read a split layer's choice; {@link join} says where it goes on. */
+  ask(mode: Mode, pause: Omit<Pause, 'asks' | 'joins'>): void {
+    const at = this.dispatches[mode].length;
+    this.pauses[mode].push({ ...pause, asks: at, joins: at });
+  }
+
+  join(mode: Mode): void {
+    const pauses = this.pauses[mode];
+    const last = pauses.pop();
+    if (last === undefined) throw new InternalError('a run that has not stopped is to go on');
+    pauses.push({ ...last, joins: this.dispatches[mode].length });
   }
 
   /** Puts a dispatch behind those emitted before. Each sees everything that earlier ones wrote. */

@@ -3,7 +3,7 @@
 import { InternalError } from '../../errors.ts';
 import { ropeAngles, ropeTable } from '../../model/rope.ts';
 import type { PrepareRequest } from '../backend.ts';
-import type { Binding } from './builder.ts';
+import { ABSENT, type Binding } from './builder.ts';
 import type { Gpu } from './device.ts';
 import type { GpuProgram } from './layout.ts';
 import { readVector } from './store.ts';
@@ -35,6 +35,8 @@ export class DeviceBuffers {
   readonly #slotOf: ReadonlyMap<string, number>;
   readonly #cache: readonly (CacheBuffers | undefined)[];
   readonly #ropes: ReadonlyMap<string, GPUBuffer>;
+  /** By layer: where its experts lie in their slab. */
+  readonly #slotTables: ReadonlyMap<number, GPUBuffer>;
   readonly #all: readonly GPUBuffer[];
 
   private constructor(made: {
@@ -45,6 +47,7 @@ export class DeviceBuffers {
     readonly slotOf: ReadonlyMap<string, number>;
     readonly cache: readonly (CacheBuffers | undefined)[];
     readonly ropes: ReadonlyMap<string, GPUBuffer>;
+    readonly slotTables: ReadonlyMap<number, GPUBuffer>;
   }) {
     for (const [name, buffer] of made.weights) this.weights.set(name, buffer);
     this.step = made.step;
@@ -53,6 +56,7 @@ export class DeviceBuffers {
     this.#slotOf = made.slotOf;
     this.#cache = made.cache;
     this.#ropes = made.ropes;
+    this.#slotTables = made.slotTables;
     this.#all = [
       ...made.weights.values(),
       made.step,
@@ -60,6 +64,7 @@ export class DeviceBuffers {
       ...made.slots,
       ...made.cache.flatMap((layer) => (layer === undefined ? [] : [layer.keys, layer.values])),
       ...made.ropes.values(),
+      ...made.slotTables.values(),
     ];
     this.bytes = this.#all.reduce((sum, { size }) => sum + size, 0);
   }
@@ -89,6 +94,13 @@ export class DeviceBuffers {
               },
           ),
           ropes,
+          slotTables: new Map(
+            [...program.slotTables].map(([layer, experts]) => {
+              const table = buffer(`slots of layer ${layer}`, experts * 4);
+              device.queue.writeBuffer(table, 0, new Uint32Array(experts).fill(ABSENT));
+              return [layer, table];
+            }),
+          ),
         }),
     );
   }
@@ -117,6 +129,8 @@ export class DeviceBuffers {
         return this.weights.get(binding.name);
       case 'cache':
         return this.#cache[binding.layer]?.[binding.part];
+      case 'slots':
+        return this.#slotTables.get(binding.layer);
       case 'rope':
         return this.#ropes.get(JSON.stringify(binding.rope));
       case 'step':

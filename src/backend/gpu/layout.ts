@@ -6,12 +6,13 @@ import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import { PAGE_ROWS } from '../backend.ts';
 import type { CacheType, Mode } from '../kernel.ts';
-import { type Binding, Builder, type Dispatch } from './builder.ts';
+import { type Binding, Builder, type Dispatch, type Pause } from './builder.ts';
 import { gpuFormat } from './formats/index.ts';
 import { planeWords } from './formats.ts';
 import { emitSample } from './kernels/sample.ts';
 import type { GpuRow } from './row.ts';
 import type { SamplingLayout } from './sampling-buffer.ts';
+import { EXPERT_PARTS, expertName, type Slab, slabWeights } from './slab.ts';
 import type { StepLayout } from './step-buffer.ts';
 
 export interface GpuLayoutOptions {
@@ -27,16 +28,25 @@ export interface GpuLayoutOptions {
   readonly wantedRows: number;
   readonly cacheType: CacheType;
   readonly features: ReadonlySet<string>;
+  /** Where the experts of split layers lie. */
+  readonly slabs?: readonly Slab[];
+  /** Most results of experts elsewhere that a split layer brings. */
+  readonly hostPairs?: number;
 }
 
 export interface GpuProgram {
   readonly dispatches: Readonly<Record<Mode, readonly Dispatch[]>>;
+  /** Where a run stops for experts elsewhere, in order. */
+  readonly pauses: Readonly<Record<Mode, readonly Pause[]>>;
   /** Bytes of each buffer of activations; values and buffers name one by its index. */
   readonly slots: readonly number[];
   readonly slotOf: ReadonlyMap<string, number>;
   readonly step: StepLayout;
   /** Where tokens are drawn. */
   readonly sampling?: SamplingLayout;
+  /** Experts of each split layer. */
+  readonly slotTables: ReadonlyMap<number, number>;
+  /** Of weights and of slabs' stacks. */
   readonly weightBytes: ReadonlyMap<string, number>;
   /** Each kind of rotation that a dispatch binds. */
   readonly ropes: readonly RopeSpec[];
@@ -55,6 +65,8 @@ export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
     context,
     cacheType,
     features,
+    slabs: options.slabs,
+    hostPairs: options.hostPairs,
   });
   for (const mode of ['prompt', 'step'] as const) {
     graph.operations.forEach((operation, index) => {
@@ -63,17 +75,28 @@ export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
     if (builder.draws) emitSample(builder, mode, graph.logits);
   }
   const { slots, slotOf } = shareSlots(builder, graph.logits);
+  const slabs = builder.slabs;
+  const elsewhere = new Set(
+    slabs.flatMap(({ layers }) => layers.flatMap((layer) => EXPERT_PARTS.map((part) => expertName(layer, part)))),
+  );
+  const stored = [...[...weights.values()].filter(({ name }) => !elsewhere.has(name)), ...slabWeights(slabs, weights)];
   const element = cacheType === 'f16' ? 2 : 4;
   const rows = options.pages * PAGE_ROWS;
   const layers = layersOf(graph);
   return {
     dispatches: builder.dispatches,
+    pauses: builder.pauses,
+    slotTables: new Map(
+      slabs.flatMap(({ layers }) =>
+        layers.map((layer) => [layer, weights.get(expertName(layer, 'gate'))?.shape[0] as number] as const),
+      ),
+    ),
     slots,
     slotOf,
     step: builder.step,
     sampling: builder.draws ? builder.sampling : undefined,
     ropes: ropesOf([...builder.dispatches.prompt, ...builder.dispatches.step]),
-    weightBytes: new Map([...weights].map(([name, weight]) => [name, deviceBytes(weight)])),
+    weightBytes: new Map(stored.map((weight) => [weight.name, deviceBytes(weight)])),
     cache: spec.layers.map(({ attention: { kvHeads, headDim, valueDim } }, layer) =>
       layers.has(layer)
         ? { keys: rows * kvHeads * headDim * element, values: rows * kvHeads * valueDim * element }
@@ -123,6 +146,14 @@ function shareSlots(builder: Builder, logits: ValueName): { slots: number[]; slo
         else span.last = index;
       }
     });
+    // What comes before a run goes on may be run several times, and the host reads and writes meanwhile.
+    for (const { asks, joins, input, route } of builder.pauses[mode]) {
+      for (const [name, span] of spans) {
+        if (name !== input && name !== route && (span.first > joins || span.last < asks)) continue;
+        span.first = Math.min(span.first, asks);
+        span.last = Math.max(span.last, joins);
+      }
+    }
     for (const [name, { first, last }] of spans) {
       const life = {
         mode,

@@ -125,14 +125,14 @@ export class Recorder {
     return count;
   }
 
-  /** Puts the first `count` dispatches of a run into one pass of `encoder`: the run as far as a value that they make. */
-  recordFirst(
+  /** Puts a part of a run's dispatches into one pass of `encoder`: those from `first` up to `end`. */
+  recordRange(
     encoder: GPUCommandEncoder,
     mode: Mode,
-    { run, count }: { readonly run: RunShape; readonly count: number },
+    { run, first, end }: { readonly run: RunShape; readonly first: number; readonly end: number },
   ): void {
     const pass = encoder.beginComputePass();
-    this.#fill(pass, this.#recorded[mode].slice(0, count), run);
+    this.dispatches += this.#fill(pass, this.#recorded[mode].slice(first, end), run);
     pass.end();
   }
 

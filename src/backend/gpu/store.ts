@@ -44,7 +44,9 @@ export async function storeOnGpu(
 ): Promise<void> {
   const { weights, sources, onProgress, signal } = request;
   const { device } = gpu;
-  const pieces = [...weights.values()].flatMap((weight) => piecesOf(weight, sources));
+  // Those that have no place here are elsewhere.
+  const own = [...weights.values()].filter(({ name }) => buffers.has(name));
+  const pieces = own.flatMap((weight) => piecesOf(weight, sources));
   const bytesTotal = pieces.reduce((sum, piece) => sum + piece.fileSpan, 0);
   let bytesDone = 0;
   let next = 0;
@@ -99,7 +101,7 @@ export async function storeOnGpu(
   };
   await Promise.all([
     ...Array.from({ length: Math.min(planes.piecesAtOnce, pieces.length) }, lane),
-    ...[...weights.values()]
+    ...own
       .filter(({ shape }) => shape.length < 2)
       .map(async (weight) => {
         const values = await readVector(weight, sourceOf);

@@ -6,6 +6,7 @@ import { layOutGpu } from '../../backend/gpu/layout.ts';
 import type { GpuRow } from '../../backend/gpu/row.ts';
 import { gpuRows } from '../../backend/gpu/rows.ts';
 import { samplingBytes } from '../../backend/gpu/sampling-buffer.ts';
+import { slabWeights } from '../../backend/gpu/slab.ts';
 import { MAX_STEP_ROWS } from '../../backend/kernel.ts';
 import { OutOfMemoryError } from '../../errors.ts';
 import { DEFAULT_BATCH, type Placed, type PlaceRequest, type Placer, type PlanRequest, pagesFor } from '../placer.ts';
@@ -34,8 +35,14 @@ function features({ platform }: PlanRequest): ReadonlySet<string> {
   return new Set(platform.adapter?.features);
 }
 
-function place({ request, context, cacheType, promptRows, rows }: PlaceRequest): Placed {
-  const { spec, graph, weights, options, platform } = request;
+/** Bytes that the GPU binds at once, at the most. */
+export function bindsAtOnce({ platform }: PlanRequest): number {
+  if (platform.adapter === undefined) return Number.POSITIVE_INFINITY;
+  return Math.min(platform.adapter.maxBindingBytes, platform.adapter.maxBufferBytes);
+}
+
+function place({ request, context, cacheType, promptRows, rows, experts }: PlaceRequest): Placed {
+  const { spec, graph, weights, options } = request;
   const program = layOutGpu({
     spec,
     graph,
@@ -47,8 +54,12 @@ function place({ request, context, cacheType, promptRows, rows }: PlaceRequest):
     wantedRows: MAX_STEP_ROWS,
     cacheType,
     features: features(request),
+    slabs: experts?.slabs,
+    hostPairs: experts?.hostPairs,
   });
-  const planned = [...weights.values()].map(
+  // What lies elsewhere has no bytes here.
+  const stored = [...weights.values()].filter(({ name }) => program.weightBytes.has(name));
+  const planned = stored.map(
     (weight): PlannedWeight => ({
       name: weight.name,
       format: weight.format,
@@ -60,7 +71,16 @@ function place({ request, context, cacheType, promptRows, rows }: PlaceRequest):
   );
   const { sampling } = program;
   const ropeBytes = program.ropes.reduce((sum, { dimensions }) => sum + context * dimensions * 4, 0);
+  const slabs = slabWeights(experts?.slabs ?? [], weights).map(
+    ({ name }): PlannedBuffer => ({
+      name,
+      bytes: program.weightBytes.get(name) as number,
+      device: 'gpu',
+      lifetime: 'model',
+    }),
+  );
   const buffers: PlannedBuffer[] = [
+    ...slabs,
     ...program.slots.map(
       (bytes, index): PlannedBuffer => ({ name: `activations ${index}`, bytes, device: 'gpu', lifetime: 'step' }),
     ),
@@ -70,10 +90,7 @@ function place({ request, context, cacheType, promptRows, rows }: PlaceRequest):
       : ([{ name: 'sampling', bytes: samplingBytes(sampling), device: 'gpu', lifetime: 'model' }] as const)),
     { name: 'rope tables', bytes: ropeBytes, device: 'gpu', lifetime: 'model' },
   ];
-  const largest =
-    platform.adapter === undefined
-      ? Infinity
-      : Math.min(platform.adapter.maxBindingBytes, platform.adapter.maxBufferBytes);
+  const largest = bindsAtOnce(request);
   const cache = program.cache.flatMap((layerBytes, layer) =>
     layerBytes === undefined
       ? []

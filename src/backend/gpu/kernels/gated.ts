@@ -63,6 +63,7 @@ export function emitGated(builder: Builder, gated: Gated): void {
     text.bind({ kind: 'buffer', name: routed.layer.route, access }, 'route', 'u32');
   }
   choice?.bind(text);
+  routed?.layer.bank.bind(text);
   bindNorm(text, norm, columns);
   const pair = (unit: GatedUnit) => [text.matrix(unit.gate), text.matrix(unit.up)] as const;
   const routedPair = routed && pair(routed);
@@ -76,7 +77,7 @@ export function emitGated(builder: Builder, gated: Gated): void {
     routed === undefined
       ? ''
       : choice === undefined
-        ? `  let expert = min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u);`
+        ? `  let expert = ${routed.layer.bank.place(`min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u)`)};`
         : `${choice.pick}
   if (wg.x == 0u && rank == 0u) {
 ${choice.write}

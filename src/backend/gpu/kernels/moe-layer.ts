@@ -1,7 +1,10 @@
 /** What the kernels of one MoE layer share: sizes, names, and the functions of their WGSL. */
 
 import type { MoeOperation } from '../../../model/graph.ts';
+import type { Weight } from '../../../model/weights.ts';
 import type { Binding, Builder } from '../builder.ts';
+import { slabWeight } from '../slab.ts';
+import type { KernelText } from './kernel-text.ts';
 
 /** Sizes of a layer, and where its intermediate values are. */
 export interface MoeLayer {
@@ -20,6 +23,47 @@ export interface MoeLayer {
   /** f32 of an expert's inner values: whole blocks of 32. */
   readonly slot: number;
   readonly sharedSlot: number;
+  readonly bank: Bank;
+}
+
+/** Where the routed experts lie: all of them in stacks of the layer's own, or some in the slots of a slab. */
+export interface Bank {
+  readonly gate: Weight;
+  readonly up: Weight;
+  readonly down: Weight;
+  /** Binds what the WGSL below reads. */
+  bind(text: KernelText): void;
+  /** WGSL of where in the stacks the expert `expert` lies; of an absent one somewhere, and nobody keeps what comes of it. */
+  place(expert: string): string;
+  /** Statements that declare `at`, where in the stacks the expert `expert` lies, and leave where it does not. */
+  readonly find: string;
+}
+
+export function bankOf({ layer, prefix, split }: MoeOperation, builder: Builder): Bank {
+  if (split === undefined) {
+    const [gate, up, down] = (['gate', 'up', 'down'] as const).map((part) => builder.weight(`${prefix}.${part}`));
+    return {
+      gate: gate as Weight,
+      up: up as Weight,
+      down: down as Weight,
+      bind: () => {},
+      place: (expert) => expert,
+      find: '\n  let at = expert;',
+    };
+  }
+  const { slabs, weights } = builder;
+  const index = slabs.findIndex(({ layers }) => layers.includes(layer));
+  const stack = (part: 'gate' | 'up' | 'down') => slabWeight(slabs, index, part, weights);
+  const gate = stack('gate');
+  const count = gate.shape[0] as number;
+  return {
+    gate,
+    up: stack('up'),
+    down: stack('down'),
+    bind: (text) => void text.bind({ kind: 'slots', layer }, 'slots', 'u32'),
+    place: (expert) => `min(slots[${expert}], ${count - 1}u)`,
+    find: `\n  let at = slots[expert];\n  if (at >= ${count}u) { return; }`,
+  };
 }
 
 export const buffer = (name: string, access: 'read' | 'write') =>

@@ -32,7 +32,8 @@ export const moeMatrixRows: readonly GpuRow[] = [
     },
     emit(operation, builder) {
       const normed = withNorm(operation as MoeOperation, builder);
-      emitMoe(normed, builder, { mode: 'prompt', experts: (layer) => emitMatrixExperts(layer) });
+      const { input } = operation as MoeOperation;
+      emitMoe(normed, builder, { mode: 'prompt', input, experts: (layer) => emitMatrixExperts(layer) });
     },
   },
 ];
@@ -141,25 +142,25 @@ export function emitMatrixExperts(layer: MoeLayer, how = shape): void {
     };
     emitMatrix(builder, down, how.dense);
   }
-  emitCombine(layer);
+  emitCombine(layer, 'prompt');
 }
 
 /** silu(gate · x) ⊙ (up · x) of sorted pairs, in their order. */
-function emitIn({ operation, builder, inner, slot }: MoeLayer, halves: HalfLayout, { tiles, sorted }: Cut): void {
+function emitIn({ operation, builder, inner, slot, bank }: MoeLayer, halves: HalfLayout, { tiles, sorted }: Cut): void {
   const { moe, prefix } = operation;
   const tile = tiles.in;
   const text = new KernelText()
     .bind(buffer(halves.name, 'read'), 'inputs', 'vec4u')
     .bind(buffer(inner, 'write'), 'y', 'f32')
     .bind(buffer(sorted.name, 'read'), 'sorted', 'u32');
-  const weights = { gate: builder.weight(`${prefix}.gate`), up: builder.weight(`${prefix}.up`) };
+  bank.bind(text);
   const code = gatedKernel(
-    { halves, ...weights },
+    { halves, gate: bank.gate, up: bank.up },
     {
       text,
       tile,
-      start: sorted.tile,
-      base: `expert * ${moe.inner}u`,
+      start: `${sorted.tile}${bank.find}`,
+      base: `at * ${moe.inner}u`,
       inputRow: `sorted[${sorted.order}u + place + t] / ${moe.used}u`,
       place: `(place + t) * ${slot}u`,
       wide: slot,
@@ -174,22 +175,23 @@ function emitIn({ operation, builder, inner, slot }: MoeLayer, halves: HalfLayou
 }
 
 /** down · inner of sorted pairs: [pairs, hidden] in the order of pairs. */
-function emitOut({ operation, builder, hidden }: MoeLayer, halves: HalfLayout, { tiles, sorted }: Cut): void {
+function emitOut({ operation, builder, hidden, bank }: MoeLayer, halves: HalfLayout, { tiles, sorted }: Cut): void {
   const { prefix } = operation;
   const tile = tiles.out;
-  const weight = builder.weight(`${prefix}.down`);
+  const weight = bank.down;
   const text = new KernelText()
     .bind(buffer(halves.name, 'read'), 'inputs', 'vec4u')
     .bind(buffer(`${prefix}.made`, 'write'), 'made', 'f32')
     .bind(buffer(sorted.name, 'read'), 'sorted', 'u32');
+  bank.bind(text);
   const matrix = text.matrix(weight);
   const code = matrixKernel({
     text,
     tile,
     halves,
-    start: `${sorted.tile}\n  let first = wg.x * ${tile.rows}u;`,
+    start: `${sorted.tile}${bank.find}\n  let first = wg.x * ${tile.rows}u;`,
     inputRow: 'place + t',
-    segments: [[{ weight, matrix, base: `expert * ${hidden}u`, first: 'first' }]],
+    segments: [[{ weight, matrix, base: `at * ${hidden}u`, first: 'first' }]],
     write: `        if (first + r < ${hidden}u) {
           let pair = sorted[${sorted.order}u + place + t];
           made[pair * ${hidden}u + first + r] = s0 * ${1 / raisedBy(weight)} * scaleOf(place + t);

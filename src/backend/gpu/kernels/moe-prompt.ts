@@ -22,24 +22,24 @@ export function emitPromptExperts(layer: MoeLayer): void {
   if (moe.shared !== undefined) emitSharedIn(layer);
   emitOut(layer, sorted);
   if (moe.shared !== undefined) emitSharedOut(layer);
-  emitCombine(layer);
+  emitCombine(layer, 'prompt');
 }
 
 /** silu(gate · x) ⊙ (up · x) of sorted pairs: 32 rows of each matrix a tile. */
 function emitIn(layer: MoeLayer, sorted: Sorted): void {
-  const { operation, builder, inner, innerWidth, slot } = layer;
+  const { operation, builder, inner, innerWidth, slot, bank } = layer;
   const { moe, prefix, input } = operation;
   const { used } = moe;
   const rows = moe.inner;
-  const gateWeight = builder.weight(`${prefix}.gate`);
-  const reader = rowReader(columnsOf(gateWeight));
+  const reader = rowReader(columnsOf(bank.gate));
   const text = new KernelText()
     .bind(value(input, 'read'), 'x', reader.type)
     .bind(buffer(inner, 'write'), 'inner', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32')
     .bind(buffer(sorted.name, 'read'), 'sorted', 'u32');
-  const gate = text.matrix(gateWeight);
-  const up = text.matrix(builder.weight(`${prefix}.up`));
+  bank.bind(text);
+  const gate = text.matrix(bank.gate);
+  const up = text.matrix(bank.up);
   const half = TILE_ROWS / 2;
   const put = (j: number) => `      {
         let row = first + tx + ${16 * j}u;
@@ -50,11 +50,11 @@ function emitIn(layer: MoeLayer, sorted: Sorted): void {
     height: HEIGHT,
     blocks: gate.blocks,
     functions: reader.code + sigmoidCode,
-    start: `${sorted.tile}\n  let first = wg.x * ${half}u;`,
+    start: `${sorted.tile}${bank.find}\n  let first = wg.x * ${half}u;`,
     inputRow: `sorted[${sorted.order}u + place + t] / ${used}u`,
     decode: (store) => `
-      if (tid < ${half}u) {${store(gate, `expert * ${rows}u + min(first + tid, ${rows - 1}u)`)}
-      } else {${store(up, `expert * ${rows}u + min(first + tid - ${half}u, ${rows - 1}u)`)}
+      if (tid < ${half}u) {${store(gate, `at * ${rows}u + min(first + tid, ${rows - 1}u)`)}
+      } else {${store(up, `at * ${rows}u + min(first + tid - ${half}u, ${rows - 1}u)`)}
       }`,
     write: `      let pair = sorted[${sorted.order}u + place + t];
       let out = (pair / ${used}u) * ${innerWidth}u + (pair % ${used}u) * ${slot}u;
@@ -87,14 +87,15 @@ function emitSharedIn({ operation, builder, inner, innerWidth, slot, sharedSlot 
 
 /** down · inner of sorted pairs: [pairs, hidden] in the order of pairs. */
 function emitOut(layer: MoeLayer, sorted: Sorted): void {
-  const { operation, builder, hidden, inner, innerWidth, slot } = layer;
+  const { operation, builder, hidden, inner, innerWidth, slot, bank } = layer;
   const { moe, prefix } = operation;
   const { used } = moe;
   const text = new KernelText()
     .bind(buffer(inner, 'read'), 'inner', 'vec4f')
     .bind(buffer(sorted.name, 'read'), 'sorted', 'u32')
     .bind(buffer(`${prefix}.made`, 'write'), 'made', 'f32');
-  const down = text.matrix(builder.weight(`${prefix}.down`));
+  bank.bind(text);
+  const down = text.matrix(bank.down);
   const put = (j: number) => `      {
         let row = first + tx + ${16 * j}u;
         if (row < ${hidden}u) { made[pair * ${hidden}u + row] = s${j}; }
@@ -105,9 +106,9 @@ function emitOut(layer: MoeLayer, sorted: Sorted): void {
     blocks: down.blocks,
     functions: `fn inputAt(row: u32, v: u32) -> vec4f { return inner[row + v]; }
 fn slotOf(pair: u32) -> u32 { return (pair / ${used}u) * ${innerWidth / 4}u + (pair % ${used}u) * ${slot / 4}u; }`,
-    start: `${sorted.tile}\n  let first = wg.x * ${TILE_ROWS}u;`,
+    start: `${sorted.tile}${bank.find}\n  let first = wg.x * ${TILE_ROWS}u;`,
     inputRow: `slotOf(sorted[${sorted.order}u + place + t])`,
-    decode: (store) => store(down, `expert * ${hidden}u + min(first + tid, ${hidden - 1}u)`),
+    decode: (store) => store(down, `at * ${hidden}u + min(first + tid, ${hidden - 1}u)`),
     write: `      let pair = sorted[${sorted.order}u + place + t];\n${[0, 1, 2, 3].map(put).join('\n')}`,
   });
   const across = Math.ceil(hidden / TILE_ROWS);

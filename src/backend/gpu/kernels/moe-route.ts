@@ -12,10 +12,16 @@ import { blockMax, blockSum, f32Literal, LEAST } from './snippets.ts';
 /** A NaN that no compiler can fold away: it is only ever written as bits. */
 const NAN_BITS = '0x7fc00000u';
 
-/** Whether a step's choice is made by who needs the experts: where it fits into workgroup memory beside their products. */
-export function choosesAlong({ operation }: MoeLayer): boolean {
-  return operation.moe.experts <= 256;
+/**
+ * Whether a step's choice is made by who needs the experts: where it fits into workgroup memory beside their products, and
+ * nobody waits for it but they.
+ */
+export function choosesAlong({ operation }: Pick<MoeLayer, 'operation'>): boolean {
+  return operation.moe.experts <= 256 && operation.split === undefined;
 }
+
+/** What of a layer the choice needs. */
+type Routed = Omit<MoeLayer, 'bank'>;
 
 /** WGSL of the choice for the row `t` by the threads `tid`; a module has it once. */
 export interface RouteCode {
@@ -30,7 +36,7 @@ export interface RouteCode {
 }
 
 /** @param threads a power of two */
-export function routeCode(layer: MoeLayer, threads: number): RouteCode {
+export function routeCode(layer: Routed, threads: number): RouteCode {
   const { operation, logits, logitsWidth, routeWidth } = layer;
   const { moe, prefix } = operation;
   const { experts, used, router } = moe;
@@ -118,7 +124,7 @@ ${byScore || !softmax ? '' : softmaxed}
 }
 
 /** The choice by itself, a workgroup a row. */
-export function emitRoute(layer: MoeLayer, mode: Mode): void {
+export function emitRoute(layer: Routed, mode: Mode): void {
   const { operation, builder, route } = layer;
   let threads = 64;
   while (threads < 256 && threads < operation.moe.experts) threads *= 2;

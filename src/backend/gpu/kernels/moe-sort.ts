@@ -3,7 +3,8 @@
  * of each row's results in rank order. Where a pair stands among its expert's changes no bit of what is made of it.
  */
 
-import type { RunShape } from '../builder.ts';
+import type { Mode } from '../../kernel.ts';
+import { HOST_MADE, HOST_PLACES, type RunShape } from '../builder.ts';
 import { KernelText, unrolled } from './kernel-text.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 
@@ -130,9 +131,12 @@ ${overPairs((i) => `sorted[${order}u + atomicAdd(&counts[expert${i}], 1u)] = pai
   };
 }
 
-/** Sums what each row's experts made ([pairs, hidden] f32 in `prefix.made`, [rows, hidden] in `prefix.sharedOut`). */
-export function emitCombine({ operation, builder, hidden, route, routeWidth }: MoeLayer): void {
-  const { moe, prefix, output, add } = operation;
+/**
+ * Sums what each row's experts made ([pairs, hidden] f32 in `prefix.made`, [rows, hidden] in `prefix.sharedOut`); in a split
+ * layer some of it is the host's.
+ */
+export function emitCombine({ operation, builder, hidden, route, routeWidth }: MoeLayer, mode: Mode): void {
+  const { moe, prefix, output, add, split } = operation;
   const { used, shared } = moe;
   const text = new KernelText()
     .bind(buffer(`${prefix}.made`, 'read'), 'made', 'f32')
@@ -141,7 +145,23 @@ export function emitCombine({ operation, builder, hidden, route, routeWidth }: M
     .bind({ kind: 'step' }, 'step', 'u32');
   if (shared !== undefined) text.bind(buffer(`${prefix}.sharedOut`, 'read'), 'sharedOut', 'f32');
   if (add !== undefined) text.bind(value(add, 'read'), 'residual', 'f32');
+  if (split !== undefined) {
+    builder.declareBuffer(HOST_MADE, builder.hostPairs * hidden * 4);
+    builder.declareBuffer(HOST_PLACES, builder.rows * used * 4);
+    text.bind(buffer(HOST_MADE, 'read'), 'hostMade', 'f32').bind(buffer(HOST_PLACES, 'read'), 'hostPlaces', 'u32');
+    builder.join(mode);
+  }
   const code = text.code(/* wgsl */ `
+fn madeOf(pair: u32, i: u32) -> f32 {
+  ${
+    split === undefined
+      ? ''
+      : `let place = hostPlaces[pair];
+  if (place < ${builder.hostPairs}u) { return hostMade[place * ${hidden}u + i]; }
+  `
+  }return made[pair * ${hidden}u + i];
+}
+
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
   let t = wg.y;
@@ -149,12 +169,12 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   if (t >= step[${builder.step.rows}u] || i >= ${hidden}u) { return; }
   var sum = 0.0;
   for (var rank = 0u; rank < ${used}u; rank++) {
-    sum += bitcast<f32>(route[t * ${routeWidth}u + ${used}u + rank]) * made[(t * ${used}u + rank) * ${hidden}u + i];
+    sum += bitcast<f32>(route[t * ${routeWidth}u + ${used}u + rank]) * madeOf(t * ${used}u + rank, i);
   }
   ${shared === undefined ? '' : `sum += bitcast<f32>(route[t * ${routeWidth}u + ${2 * used}u]) * sharedOut[t * ${hidden}u + i];`}
   y[t * ${hidden}u + i] = sum${add === undefined ? '' : ` + residual[t * ${hidden}u + i]`};
 }`);
-  builder.dispatch('prompt', {
+  builder.dispatch(mode, {
     label: `${prefix} sum`,
     code,
     bindings: text.bindings,

@@ -17,6 +17,7 @@ import {
 } from './lane-product.ts';
 import { staging } from './lane-staging.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
+import { emitCombine } from './moe-sort.ts';
 
 /** Blocks of 32 inner values whose partial sums fit into workgroup memory beside what is staged. */
 export const MAX_INNER_BLOCKS = 1536;
@@ -25,12 +26,8 @@ const ALL_ITEMS = 192;
 const SOME_ITEMS = 96;
 
 export function emitStepExperts(layer: MoeLayer, encoding: Encoding): void {
-  const { operation, builder, inner, innerWidth, slot, sharedSlot } = layer;
+  const { operation, builder, inner, innerWidth, slot, sharedSlot, bank } = layer;
   const { moe, prefix, input, norm } = operation;
-  const pair = (part: string) => ({
-    gate: builder.weight(`${prefix}.${part}gate`),
-    up: builder.weight(`${prefix}.${part}up`),
-  });
   emitGated(builder, {
     label: `${prefix} gate and up`,
     encoding,
@@ -39,14 +36,21 @@ export function emitStepExperts(layer: MoeLayer, encoding: Encoding): void {
     output: buffer(inner, 'write'),
     outputWidth: innerWidth,
     routed: {
-      ...pair(''),
+      gate: bank.gate,
+      up: bank.up,
       wide: slot,
       offset: 0,
       layer,
     },
-    always: moe.shared && { ...pair('shared.'), wide: sharedSlot, offset: moe.used * slot },
+    always: moe.shared && {
+      gate: builder.weight(`${prefix}.shared.gate`),
+      up: builder.weight(`${prefix}.shared.up`),
+      wide: sharedSlot,
+      offset: moe.used * slot,
+    },
   });
   emitDown(layer, encoding);
+  if (operation.split !== undefined) emitCombine(layer, 'step');
 }
 
 function downTurns(
@@ -59,18 +63,31 @@ function downTurns(
   return { rows, turns: rounds > 1 ? 1 : Math.max(1, Math.min(MOST_TURNS, turns)) };
 }
 
-/** The sum of each chosen expert's down product by its weight, in rank order, and of the shared one's. */
+/**
+ * The sum of each chosen expert's down product by its weight, in rank order, and of the shared one's. Of a split layer only
+ * the products, for `emitCombine` to sum with those of others.
+ */
 function emitDown(layer: MoeLayer, encoding: Encoding): void {
-  const { operation, builder, hidden, route, routeWidth, inner, innerWidth, slot, sharedSlot } = layer;
-  const { moe, prefix, output, add } = operation;
+  const { operation, builder, hidden, route, routeWidth, inner, innerWidth, slot, sharedSlot, bank } = layer;
+  const { moe, prefix, output, add, split } = operation;
   const { experts, used, shared } = moe;
   const text = new KernelText()
     .bind(buffer(inner, 'read'), 'inner', 'vec4f')
     .bind(buffer(route, 'read'), 'route', 'u32')
-    .bind(value(output, 'write'), 'y', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
-  if (add !== undefined) text.bind(value(add, 'read'), 'residual', 'f32');
-  const down = text.matrix(builder.weight(`${prefix}.down`));
+  if (split === undefined) {
+    text.bind(value(output, 'write'), 'y', 'f32');
+    if (add !== undefined) text.bind(value(add, 'read'), 'residual', 'f32');
+  } else {
+    builder.declareBuffer(`${prefix}.made`, builder.rows * used * hidden * 4);
+    text.bind(buffer(`${prefix}.made`, 'write'), 'ofExperts', 'f32');
+    if (shared !== undefined) {
+      builder.declareBuffer(`${prefix}.sharedOut`, builder.rows * hidden * 4);
+      text.bind(buffer(`${prefix}.sharedOut`, 'write'), 'ofShared', 'f32');
+    }
+  }
+  bank.bind(text);
+  const down = text.matrix(bank.down);
   const sharedDown = shared === undefined ? undefined : text.matrix(builder.weight(`${prefix}.shared.down`));
   const blocks = slot / 32;
   const sharedBlocks = sharedSlot / 32;
@@ -117,6 +134,15 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
         : `select(${of(sharedDown, `(item - ${used * blocks}u)`)}, ${of(down, 'block')}, item < ${used * blocks}u)`;
     return apart ? `      partial[${place}] = ${sum};` : `      scratch[${place}] = bitcast<u32>(${sum});`;
   });
+  /** What is done with the sum `all` of the unit `unit` for the turn's row `i / units`. */
+  const putUnit = (turn: string) =>
+    split === undefined
+      ? `    // The shared expert's factor stands behind the weights.
+    made[i] = bitcast<f32>(route[t * ${routeWidth}u + ${used}u + unit]) * all;`
+      : `    let row = first + ${turn}i / ${units}u;
+    if (row < ${hidden}u) {
+      ${shared === undefined ? '' : `if (unit == ${used}u) { ofShared[t * ${hidden}u + row] = all; } else `}{ ofExperts[(t * ${used}u + unit) * ${hidden}u + row] = all; }
+    }`;
   /** Sums of a turn: of each expert's blocks, then of the experts. */
   const write = (turn: string) => `  workgroupBarrier();
   for (var i = tid; i < ${units * rows}u; i += ${threads}u) {
@@ -130,18 +156,18 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
     }
     var all = (sum.x + sum.y) + (sum.z + sum.w);
     for (; k < count; k++) { all += ${partial('begin + k')}; }
-    // The shared expert's factor stands behind the weights.
-    made[i] = bitcast<f32>(route[t * ${routeWidth}u + ${used}u + unit]) * all;
+${putUnit(turn)}
   }
   workgroupBarrier();
-  if (tid < ${rows}u && first + ${turn}tid < ${hidden}u) {
+${split === undefined ? putRow(turn) : ''}`;
+  const putRow = (turn: string) => `  if (tid < ${rows}u && first + ${turn}tid < ${hidden}u) {
     var sum = 0.0;
     for (var unit = 0u; unit < ${units}u; unit++) { sum += made[tid * ${units}u + unit]; }
     let place = t * ${hidden}u + first + ${turn}tid;
     y[place] = sum${add === undefined ? '' : ' + residual[place]'};
   }`;
   const itemOf = (round: string) => `    let item = min(${round}lane, ${items - 1}u);
-    let expert = min(route[t * ${routeWidth}u + min(item / ${blocks}u, ${used - 1}u)], ${experts - 1}u) * ${hidden}u;
+    let expert = ${bank.place(`min(route[t * ${routeWidth}u + min(item / ${blocks}u, ${used - 1}u)], ${experts - 1}u)`)} * ${hidden}u;
     let block = item % ${blocks}u;`;
   /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
   const taken = () => `${staged.fetch('0u')}
@@ -172,7 +198,7 @@ ${write('')}`;
 ${encoding.helpers(span, sharedDown === undefined ? [down] : [down, sharedDown])}
 ${apart ? scratchCode(staged) : scratchCode(staged, partials)}
 ${apart ? `var<workgroup> partial: array<f32, ${partials.words}>;` : ''}
-var<workgroup> made: array<f32, ${units * rows}>;
+${split === undefined ? `var<workgroup> made: array<f32, ${units * rows}>;` : ''}
 fn inputAt(row: u32, v: u32) -> vec4f { return inner[row * ${innerWidth / 4}u + ${rounds * inWork === items ? 'v' : `min(v, ${8 * items - 1}u)`}]; }
 ${staged.functions}
 

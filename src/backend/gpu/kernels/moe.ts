@@ -4,7 +4,7 @@
  * (row, rank) pairs by expert and multiply the rows of an expert together.
  */
 
-import type { MoeOperation } from '../../../model/graph.ts';
+import type { MoeOperation, ValueName } from '../../../model/graph.ts';
 import type { MoeSpec } from '../../../model/spec.ts';
 import type { KernelRequest, Mode, Tolerance, WeightShape } from '../../kernel.ts';
 import type { Builder } from '../builder.ts';
@@ -12,7 +12,7 @@ import { acceptsWeight } from '../formats/index.ts';
 import type { GpuRow } from '../row.ts';
 import { acceptsEncoding, type Encoding, f32Encoding, int8Encoding } from './lane-product.ts';
 import { emitMatVec } from './matvec.ts';
-import { buffer, type MoeLayer } from './moe-layer.ts';
+import { bankOf, buffer, type MoeLayer } from './moe-layer.ts';
 import { emitPromptExperts } from './moe-prompt.ts';
 import { choosesAlong, emitRoute } from './moe-route.ts';
 import { emitStepExperts, MAX_INNER_BLOCKS } from './moe-step.ts';
@@ -99,8 +99,14 @@ export const moeRows: readonly GpuRow[] = [
 export function emitMoe(
   made: MoeOperation,
   builder: Builder,
-  { mode, experts }: { readonly mode: Mode; readonly experts: (layer: MoeLayer) => void },
+  how: {
+    readonly mode: Mode;
+    /** The operation's input, where `made` has another one that was normed before. */
+    readonly input?: ValueName;
+    readonly experts: (layer: MoeLayer) => void;
+  },
 ): void {
+  const { mode, experts } = how;
   const { moe, prefix, output } = made;
   const hidden = builder.width(output);
   // Many kernels of a prompt read the normed rows: they are made once.
@@ -110,6 +116,7 @@ export function emitMoe(
   const layer: MoeLayer = {
     operation,
     builder,
+    bank: bankOf(made, builder),
     hidden,
     logits: `${prefix}.logits`,
     logitsWidth: moe.experts + (moe.shared?.gated === true ? 1 : 0),
@@ -126,6 +133,10 @@ export function emitMoe(
   builder.declareBuffer(layer.inner, builder.rows * layer.innerWidth * 4);
   emitLogits(layer, mode);
   if (mode === 'prompt' || !choosesAlong(layer)) emitRoute(layer, mode);
+  if (made.split !== undefined) {
+    const { route, routeWidth } = layer;
+    builder.ask(mode, { layer: made.layer, input: how.input ?? made.input, route, routeWidth });
+  }
   experts(layer);
 }
 

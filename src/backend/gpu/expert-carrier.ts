@@ -1,0 +1,196 @@
+/**
+ * Brings experts from where the CPU keeps them to the device's slots. The host only copies bytes, into staging buffers that stay
+ * mapped while they are not on their way; the device puts them into planes (`repack.ts`).
+ */
+
+import { OutOfMemoryError } from '../../errors.ts';
+import type { Weights } from '../../model/weights.ts';
+import type { ExpertRunner } from '../backend.ts';
+import type { Gpu } from './device.ts';
+import { planeWords } from './formats.ts';
+import { gpuFormat } from './formats/index.ts';
+import { type RepackJob, type RepackKind, Repacker } from './repack.ts';
+import { EXPERT_PARTS, expertName, type Slab, slabWeight } from './slab.ts';
+import type { Carrier, Placing } from './split-run.ts';
+
+const MAP_WRITE = 0x2;
+const COPY_SRC = 0x4;
+const COPY_DST = 0x8;
+const STORAGE = 0x80;
+
+/** Bytes of a staging buffer: fewer and larger submissions cost the host less. */
+const STAGING_BYTES = 32 * 2 ** 20;
+/** Staging buffers: one is filled while the others are on their way. */
+const STAGINGS = 3;
+
+interface Part extends RepackKind {
+  readonly rows: number;
+  /** Bytes where the CPU keeps one, and in a slot. */
+  readonly homeBytes: number;
+  readonly slotBytes: number;
+  readonly target: GPUBuffer;
+}
+
+interface Staging {
+  readonly buffer: GPUBuffer;
+  /** When it is mapped again; absent: it is. */
+  ready?: Promise<unknown>;
+}
+
+export interface CarrierOptions {
+  readonly gpu: Gpu;
+  readonly slabs: readonly Slab[];
+  readonly weights: Weights;
+  /** The buffer of a slab's stack, by the stack's name. */
+  readonly bufferOf: (name: string) => GPUBuffer;
+  readonly home: NonNullable<ExpertRunner['home']>;
+  readonly copyBytes: (from: Uint8Array, to: Uint8Array) => void;
+}
+
+export class ExpertCarrier implements Carrier {
+  readonly #options: CarrierOptions;
+  readonly #repacker: Repacker;
+  /** By layer. */
+  readonly #parts: ReadonlyMap<number, readonly Part[]>;
+  readonly #stagings: readonly Staging[];
+  readonly #raw: GPUBuffer;
+  #next = 0;
+  /** Experts and bytes brought so far. */
+  experts = 0;
+  bytesBrought = 0;
+
+  private constructor(
+    options: CarrierOptions,
+    made: {
+      readonly repacker: Repacker;
+      readonly parts: ReadonlyMap<number, readonly Part[]>;
+      readonly stagings: readonly Staging[];
+      readonly raw: GPUBuffer;
+    },
+  ) {
+    this.#options = options;
+    this.#repacker = made.repacker;
+    this.#parts = made.parts;
+    this.#stagings = made.stagings;
+    this.#raw = made.raw;
+  }
+
+  /** @throws OutOfMemoryError `out_of_memory` */
+  static async make(options: CarrierOptions): Promise<ExpertCarrier> {
+    const { gpu, slabs, weights, bufferOf } = options;
+    const { device } = gpu;
+    const kinds = slabs.flatMap((_, index) =>
+      EXPERT_PARTS.map((part) => {
+        const { format, shape } = slabWeight(slabs, index, part, weights);
+        return { format, columns: shape.at(-1) as number, rows: shape.at(-2) as number, part, index };
+      }),
+    );
+    const repacker = await Repacker.make(gpu, kinds, 'groups');
+    const partsOf = (slab: number) =>
+      kinds
+        .filter(({ index }) => index === slab)
+        .map(({ format, columns, rows, part, index }): Part => {
+          const known = gpuFormat(format) as NonNullable<ReturnType<typeof gpuFormat>>;
+          return {
+            format,
+            columns,
+            rows,
+            homeBytes: repacker.sourceBytes({ format, columns, rows }),
+            slotBytes: rows * planeWords(known, columns).rowWords * 4,
+            target: bufferOf(slabWeight(slabs, index, part, weights).name),
+          };
+        });
+    const parts = new Map(slabs.flatMap(({ layers }, slab) => layers.map((layer) => [layer, partsOf(slab)] as const)));
+    const largest = Math.max(...[...parts.values()].map(bytesOf));
+    const size = Math.ceil(Math.max(STAGING_BYTES, largest) / 16) * 16;
+    return gpu.guarded(() => {
+      try {
+        const stagings = Array.from({ length: STAGINGS }, (_, index): Staging => ({
+          buffer: device.createBuffer({
+            label: `experts on their way ${index}`,
+            size,
+            usage: MAP_WRITE | COPY_SRC,
+            mappedAtCreation: true,
+          }),
+        }));
+        const raw = device.createBuffer({ label: 'experts as they come', size, usage: STORAGE | COPY_DST });
+        return new ExpertCarrier(options, { repacker, parts, stagings, raw });
+      } catch (cause) {
+        // Mapped memory that cannot be had is no event of the device.
+        throw new OutOfMemoryError(`memory for bringing experts to the GPU cannot be had: ${(cause as Error).message}`, {
+          cause,
+        });
+      }
+    });
+  }
+
+  get bytes(): number {
+    return this.#raw.size;
+  }
+
+  /** As many as a staging buffer holds are on their way when this returns, if one is free. */
+  async carry(placings: readonly Placing[]): Promise<void> {
+    const { gpu } = this.#options;
+    const { buffer } = this.#stagings[0] as Staging;
+    for (let from = 0; from < placings.length; ) {
+      let end = from;
+      let bytes = 0;
+      for (; end < placings.length; end++) {
+        const own = bytesOf(this.#partsOf((placings[end] as Placing).layer));
+        if (bytes + own > buffer.size) break;
+        bytes += own;
+      }
+      const staging = this.#stagings[this.#next] as Staging;
+      this.#next = (this.#next + 1) % this.#stagings.length;
+      if (staging.ready !== undefined) await staging.ready;
+      staging.ready = undefined;
+      gpu.check();
+      this.#send(staging, placings.slice(from, end), bytes);
+      from = end;
+    }
+  }
+
+  #partsOf(layer: number): readonly Part[] {
+    return this.#parts.get(layer) as readonly Part[];
+  }
+
+  #send(staging: Staging, placings: readonly Placing[], bytes: number): void {
+    const { gpu, home, copyBytes } = this.#options;
+    const mapped = new Uint8Array(staging.buffer.getMappedRange());
+    const jobs: RepackJob[] = [];
+    let at = 0;
+    for (const { layer, expert, slot } of placings) {
+      for (const [index, part] of this.#partsOf(layer).entries()) {
+        copyBytes(home(layer, EXPERT_PARTS[index] as (typeof EXPERT_PARTS)[number], expert), mapped.subarray(at));
+        const { format, columns, rows, target, slotBytes, homeBytes } = part;
+        jobs.push({ format, columns, rows, source: at, target, targetOffset: slot * slotBytes });
+        at += homeBytes;
+      }
+    }
+    staging.buffer.unmap();
+    const encoder = gpu.device.createCommandEncoder();
+    encoder.copyBufferToBuffer(staging.buffer, 0, this.#raw, 0, bytes);
+    this.#repacker.encode(encoder, { raw: this.#raw, jobs });
+    gpu.device.queue.submit([encoder.finish()]);
+    // Why it fails, the device says.
+    staging.ready = staging.buffer.mapAsync(MAP_WRITE).catch(() => {});
+    this.experts += placings.length;
+    this.bytesBrought += bytes;
+  }
+
+  /** Gives up what is on its way. */
+  destroy(): void {
+    for (const { buffer } of this.#stagings) buffer.destroy();
+    this.#raw.destroy();
+    this.#repacker.destroy();
+  }
+
+  /** Settles when nothing is on its way any more. */
+  async settled(): Promise<void> {
+    await Promise.allSettled(this.#stagings.map(({ ready }) => ready));
+  }
+}
+
+function bytesOf(parts: readonly Part[]): number {
+  return parts.reduce((sum, { homeBytes }) => sum + homeBytes, 0);
+}

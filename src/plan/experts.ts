@@ -1,0 +1,167 @@
+/**
+ * Which layers' experts are split between the GPU and the CPU, and in how many slots the GPU holds some of them: slots are shared
+ * out over slabs, each of layers whose experts are alike and small enough to be bound at once.
+ */
+
+import { deviceBytes } from '../backend/gpu/layout.ts';
+import { EXPERT_PARTS, expertName, type Slab, slabWeights } from '../backend/gpu/slab.ts';
+import { MAX_STEP_ROWS } from '../backend/kernel.ts';
+import { UsageError } from '../errors.ts';
+import { type CacheSize, type ExpertCacheChoice, parseExpertCache } from '../experts/size.ts';
+import type { Weights } from '../model/weights.ts';
+import type { PlanRequest } from './placer.ts';
+import type { PlannedExperts } from './plan.ts';
+
+/** Slots of a slab that experts of a prompt pass through: enough that the device is busy while the next ones come. */
+const PASSING = 32;
+/**
+ * An absent expert of a prompt is brought to the GPU when at least so many rows chose it: by then the CPU takes longer to
+ * multiply them than the bus to bring its weights.
+ */
+const PASSING_ROWS = 16;
+/** Experts brought to slots in a step, at the most: each costs the host about 0.3 ms of copying. */
+const UPLOADS = 1;
+
+/** What was asked for, for a model of `layers` layers on the GPU. */
+export interface ExpertChoice extends ExpertCacheChoice {
+  /** Layers of the GPU's whose experts are split. */
+  readonly layers: readonly number[];
+}
+
+/**
+ * @param count layers that run on the GPU, from the first on
+ * @returns undefined where all experts lie where their layers run
+ * @throws UsageError `usage` for options that ask for two things at once, or of a model without experts
+ */
+export function expertChoice({ options, spec }: PlanRequest, count: number): ExpertChoice | undefined {
+  const { expertCache, cpuMoe } = options;
+  if (expertCache === undefined && cpuMoe === undefined) return undefined;
+  const option = cpuMoe === undefined ? 'expertCache' : 'cpuMoe';
+  const flag = cpuMoe === undefined ? '--expert-cache' : '--cpu-moe';
+  if (expertCache !== undefined && cpuMoe !== undefined) {
+    throw new UsageError(
+      'expertCache (--expert-cache) and cpuMoe (--cpu-moe, --n-cpu-moe) both say where experts go; leave one of them out',
+      { data: { option: 'expertCache' } },
+    );
+  }
+  const layers = spec.layers.flatMap(({ feedForward }, layer) =>
+    layer < count && feedForward.kind === 'moe' ? [layer] : [],
+  );
+  if (layers.length === 0) {
+    const why = spec.layers.some(({ feedForward }) => feedForward.kind === 'moe')
+      ? 'none of its layers with experts is on the GPU'
+      : 'it has no experts';
+    throw new UsageError(`${option} (${flag}) splits a model's experts between GPU and CPU, and ${why}; leave it out`, {
+      data: { option },
+    });
+  }
+  if (expertCache !== undefined) return { layers, ...parseExpertCache(expertCache) };
+  const own = cpuMoe === true ? layers : layers.filter((layer) => layer < (cpuMoe as number));
+  return own.length === 0 ? undefined : { layers: own, policy: 'static', size: { kind: 'slots', slots: 0 } };
+}
+
+/** Layers whose experts are of one shape and format, and the bytes of one of them in a slot. */
+interface Alike {
+  readonly layers: number[];
+  readonly slotBytes: number;
+  /** Bytes of the largest of its three parts. */
+  readonly partBytes: number;
+}
+
+function alike(layers: readonly number[], weights: Weights): readonly Alike[] {
+  const groups = new Map<string, number[]>();
+  for (const layer of layers) {
+    const key = EXPERT_PARTS.map((part) => {
+      const weight = weights.get(expertName(layer, part));
+      return weight && `${weight.format} ${weight.shape.join('×')}`;
+    }).join();
+    groups.set(key, [...(groups.get(key) ?? []), layer]);
+  }
+  return [...groups.values()].map((own): Alike => {
+    const parts = slabWeights([{ layers: own, slots: 1, passing: 0 }], weights).map(deviceBytes);
+    return {
+      layers: own,
+      slotBytes: parts.reduce((sum, bytes) => sum + bytes, 0),
+      partBytes: Math.max(...parts),
+    };
+  });
+}
+
+/**
+ * Slots for a choice of experts.
+ * @param given.budget bytes that slots may take, where the choice does not say; Infinity: as many as there are experts
+ * @param given.largest bytes that are bound at once, at the most
+ */
+export function planExperts(
+  { layers, policy, size }: Omit<ExpertChoice, 'size'> & { readonly size: CacheSize | 'fill' },
+  given: {
+    readonly request: PlanRequest;
+    readonly promptRows: number;
+    readonly budget: number;
+    readonly largest: number;
+  },
+): PlannedExperts {
+  const { request, promptRows, budget, largest } = given;
+  const { spec, weights } = request;
+  const moe = spec.layers[layers[0] as number]?.feedForward;
+  if (moe?.kind !== 'moe') throw new TypeError('a layer without experts was to be split');
+  const { experts, used } = moe.moe;
+  const groups = alike(layers, weights);
+  const pairs = layers.length * experts;
+  // Rounded once for all, and down: no group gets more than its part of what was asked for.
+  const total = Math.floor(shareOf(size, { pairs, budget, groups, experts }) * pairs + 1e-9);
+  const passing = Math.min(experts, PASSING);
+  let before = 0;
+  const slabs = groups.flatMap((group): Slab[] => {
+    const most = Math.max(1, Math.floor(largest / group.partBytes));
+    const upTo = (count: number) => Math.floor((total * count) / layers.length);
+    const slots = upTo(before + group.layers.length) - upTo(before);
+    before += group.layers.length;
+    const count = Math.min(group.layers.length, Math.max(1, Math.ceil((slots + passing) / most)));
+    return Array.from({ length: count }, (_, index) => {
+      const cut = (of: number) => [Math.floor((of * index) / count), Math.floor((of * (index + 1)) / count)] as const;
+      const [first, end] = cut(group.layers.length);
+      const [from, to] = cut(slots);
+      const own = Math.min(most - passing, to - from, (end - first) * experts);
+      return { layers: group.layers.slice(first, end), slots: Math.max(0, own), passing };
+    });
+  });
+  const slots = slabs.reduce((sum, slab) => sum + slab.slots, 0);
+  const recommended = layers.length * Math.min(experts, 2 * used);
+  const passingRows = policy === 'static' && slots > 0 ? 1 : PASSING_ROWS;
+  return {
+    layers,
+    policy,
+    slabs,
+    slots,
+    experts: pairs,
+    recommended,
+    status: slots >= recommended ? 'ok' : size === 'fill' ? 'budget exhausted' : 'below recommended',
+    uploads: policy === 'static' ? 0 : UPLOADS,
+    passingRows,
+    hostPairs: Math.min(promptRows * used, Math.max(MAX_STEP_ROWS * used, experts * (passingRows - 1))),
+  };
+}
+
+/** What part of all experts has a slot. */
+function shareOf(
+  size: CacheSize | 'fill',
+  given: {
+    readonly pairs: number;
+    readonly budget: number;
+    readonly groups: readonly Alike[];
+    readonly experts: number;
+  },
+): number {
+  const { pairs, budget, groups, experts } = given;
+  const all = groups.reduce((sum, { layers, slotBytes }) => sum + layers.length * experts * slotBytes, 0);
+  const share =
+    size === 'fill'
+      ? budget / all
+      : size.kind === 'slots'
+        ? size.slots / pairs
+        : size.kind === 'share'
+          ? size.share
+          : size.bytes / all;
+  return Math.max(0, Math.min(1, share));
+}
