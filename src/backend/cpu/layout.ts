@@ -89,9 +89,8 @@ export function layOut(options: LayoutOptions): CpuProgram {
     step,
   };
   const scratch = new Map<number, number>();
-  const stages = builder.stages.map(({ space, used, emissions }) => ({
+  const stages = builder.stages.map(({ space, emissions }) => ({
     space,
-    used,
     tasks: emissions.map((emission) => {
       const need = emission.scratch ?? 0;
       const touched = [0, ...(emission.weights ?? []).map((name) => found(placed, name).arena)];
