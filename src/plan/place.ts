@@ -3,7 +3,7 @@
 import { PAGE_ROWS } from '../backend/backend.ts';
 import { type CacheType, type KernelRequest, type KernelRow, MAX_STEP_ROWS, type Mode } from '../backend/kernel.ts';
 import { OutOfMemoryError, Refusal } from '../errors.ts';
-import { cutGraph, weightsOfGraph } from '../model/cut.ts';
+import { cutGraph, expertWeights, weightsOfGraph } from '../model/cut.ts';
 import type { Graph, Operation, WeightName } from '../model/graph.ts';
 import type { Weights } from '../model/weights.ts';
 import { adapterNumber, gpuUse, placementFor, reasonOf } from './devices.ts';
@@ -275,6 +275,8 @@ function weightNamesOf(operation: Operation, weights: Weights): WeightName[] {
       const own = [...weights.keys()].filter((name) => name.startsWith(`${operation.prefix}.`));
       return operation.norm === undefined ? own : [operation.norm.weight, ...own];
     }
+    case 'experts':
+      return [...expertWeights(operation)];
     case 'project':
       return [operation.norm?.weight, ...operation.parts.map(({ weight }) => weight)].filter(isName);
     case 'gated':
@@ -374,7 +376,7 @@ function bytesPerToken(graph: Graph, weights: Weights): number {
   let bytes = 0;
   const size = (name: string) => weights.get(name)?.bytes ?? 0;
   for (const operation of graph.operations) {
-    if (operation.kind === 'moe') {
+    if (operation.kind === 'moe' || operation.kind === 'experts') {
       const { prefix, moe } = operation;
       for (const name of Object.keys(weightsOf(operation, weights))) {
         const routed = ['gate', 'up', 'down'].some((part) => name === `${prefix}.${part}`);
