@@ -4,7 +4,7 @@
  */
 
 import { InternalError } from '../errors.ts';
-import type { Graph, Operation, ValueName, WeightName } from './graph.ts';
+import type { ExpertsOperation, Graph, Operation, ValueName, WeightName } from './graph.ts';
 import { inputsOf } from './inputs.ts';
 import type { Weights } from './weights.ts';
 
@@ -58,6 +58,9 @@ export function weightsOfGraph(graph: Graph, weights: Weights): Weights {
   const prefixes: string[] = [];
   for (const operation of graph.operations) {
     if (operation.kind === 'moe') prefixes.push(`${operation.prefix}.`);
+    if (operation.kind === 'experts') {
+      for (const name of expertWeights(operation)) names.add(name);
+    }
     if ('weight' in operation) names.add(operation.weight);
     if (operation.kind === 'linear' && operation.bias !== undefined) names.add(operation.bias);
     if (operation.kind === 'rope' && operation.rope.scaling.kind === 'factors') names.add('ropeFactors');
@@ -67,7 +70,13 @@ export function weightsOfGraph(graph: Graph, weights: Weights): Weights {
   );
 }
 
-/** The layers of which a part has operations. */
-export function layersOf(graph: Graph): ReadonlySet<number> {
-  return new Set(graph.operations.map(({ layer }) => layer));
+/** The weights that an `experts` operation reads: no router, and nothing that is shared. */
+export function expertWeights({ prefix, norm }: ExpertsOperation): readonly WeightName[] {
+  const own = [`${prefix}.gate`, `${prefix}.up`, `${prefix}.down`];
+  return norm === undefined ? own : [norm.weight, ...own];
+}
+
+/** The layers whose attention is in a part, which therefore keeps their cache. */
+export function cachedLayersOf(graph: Graph): ReadonlySet<number> {
+  return new Set(graph.operations.filter(({ kind }) => kind === 'attention').map(({ layer }) => layer));
 }

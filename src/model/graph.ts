@@ -185,7 +185,10 @@ export interface Graph {
   readonly operations: readonly Operation[];
   /** Width of every value, in f32 elements a row. */
   readonly widths: Readonly<Record<ValueName, number>>;
-  /** The value that holds the logits; in a part that ends before the head, what it gives in their place (`outgoing`). */
+  /**
+   * The value that holds the logits; in a part that ends before the head, what it gives in their place (`outgoing`). Empty in
+   * a graph of `experts` operations alone, which is never run.
+   */
   readonly logits: ValueName;
   /** In a part that ends before the head: the value of which a run gives all rows, for the part after it. */
   readonly outgoing?: ValueName;

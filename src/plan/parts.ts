@@ -2,7 +2,7 @@
 
 import type { CacheType, KernelRequest, KernelRow, Mode } from '../backend/kernel.ts';
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
-import { weightsOfGraph } from '../model/cut.ts';
+import { expertWeights, weightsOfGraph } from '../model/cut.ts';
 import type { Graph, Operation, WeightName } from '../model/graph.ts';
 import { graphsOfParts, type PartLayers } from '../model/part-graphs.ts';
 import type { Weights } from '../model/weights.ts';
@@ -125,6 +125,8 @@ export function weightNamesOf(operation: Operation, weights: Weights): WeightNam
       const own = [...weights.keys()].filter((name) => name.startsWith(`${operation.prefix}.`));
       return operation.norm === undefined ? own : [operation.norm.weight, ...own];
     }
+    case 'experts':
+      return [...expertWeights(operation)];
     case 'project':
       return [operation.norm?.weight, ...operation.parts.map(({ weight }) => weight)].filter(isName);
     case 'gated':

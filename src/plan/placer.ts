@@ -2,7 +2,7 @@
 
 import { PAGE_ROWS } from '../backend/backend.ts';
 import type { CacheType, KernelRow, Mode } from '../backend/kernel.ts';
-import { layersOf } from '../model/cut.ts';
+import { cachedLayersOf } from '../model/cut.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
 import type { Weights } from '../model/weights.ts';
@@ -82,7 +82,7 @@ export function cacheBytesOf(
   rows: number,
   element: number,
 ): number {
-  const layers = layersOf(graph);
+  const layers = cachedLayersOf(graph);
   return spec.layers.reduce(
     (sum, { attention: { kvHeads, headDim, valueDim } }, layer) =>
       sum + (layers.has(layer) ? rows * kvHeads * (headDim + valueDim) * element : 0),

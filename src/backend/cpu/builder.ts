@@ -23,8 +23,6 @@ export interface Addresses {
 
 export interface Emission {
   readonly space: Space;
-  /** Pairs a row, in the space `pairs`. */
-  readonly used?: number;
   /** Names of values, encoded values and buffers. */
   readonly reads: readonly string[];
   readonly writes: readonly string[];
@@ -40,7 +38,6 @@ export interface Emission {
 
 export interface BuiltStage {
   readonly space: Space;
-  readonly used: number;
   readonly emissions: Emission[];
 }
 
@@ -98,7 +95,7 @@ export class Builder {
     for (const operation of options.graph.operations) {
       for (const { input, weight } of productsOf(operation)) {
         const wanted = this.#encodings.get(input) ?? new Set();
-        this.#encodings.set(input, wanted.add(this.#encoding(weight)));
+        this.#encodings.set(input, wanted.add(this.encoding(weight)));
       }
     }
   }
@@ -109,18 +106,19 @@ export class Builder {
     return weight;
   }
 
-  #encoding(weight: WeightName): Encoding {
+  /** What a weight's kernel multiplies with. */
+  encoding(weight: WeightName): Encoding {
     return cpuFormat(this.weight(weight).format)?.activations ?? 'f32';
   }
 
   /** The name of the copy of a value that a weight's kernel multiplies with. */
   operand(value: ValueName, weight: WeightName): ValueName {
-    return encodedName(value, this.#encoding(weight));
+    return encodedName(value, this.encoding(weight));
   }
 
   /** Bytes between its rows. */
   operandStride(weight: WeightName): number {
-    return encodedStride(this.weight(weight).shape.at(-1) as number, this.#encoding(weight));
+    return encodedStride(this.weight(weight).shape.at(-1) as number, this.encoding(weight));
   }
 
   width(name: ValueName): number {
@@ -130,6 +128,11 @@ export class Builder {
   /** Declares a value of the graph (or a matrix like one) of `width` f32 a row, and `each` rows for a row of the run. */
   declareValue(name: ValueName, width: number, rows = this.rows, each = 1): void {
     this.#declareRows(name, valueStride(width), rows, each);
+  }
+
+  /** Declares a value that is made as the copy that a weight's kernel multiplies with, and as nothing else. */
+  declareOperand(name: ValueName, weight: WeightName, rows = this.rows, each = 1): void {
+    this.#declareRows(name, this.operandStride(weight), rows, each);
   }
 
   declare(name: string, bytes: number, alone: number): void {
@@ -142,20 +145,14 @@ export class Builder {
     this.declare(name, rows * stride, each * stride);
   }
 
-  /** Emits what makes the encoded copies of a value that products want, in the space that the value is made in. */
-  encode(
-    name: ValueName,
-    width: number,
-    options: { readonly space: Space; readonly used?: number; readonly rows?: number },
-  ): void {
-    const { space, used, rows = this.rows } = options;
+  /** Emits what makes the encoded copies of a value that products want. */
+  encode(name: ValueName, width: number): void {
     for (const encoding of this.#encodings.get(name) ?? []) {
       if (encoding === 'f32') continue;
       const copy = encodedName(name, encoding);
-      this.#declareRows(copy, encodedStride(width, encoding), rows, used ?? 1);
+      this.#declareRows(copy, encodedStride(width, encoding), this.rows, 1);
       this.emit({
-        space,
-        used,
+        space: 'rows',
         reads: [name],
         writes: [copy],
         make: (at) => ({ kind: 'encode', input: at.value(name), output: at.value(copy), blocks: width / 32, encoding }),
@@ -166,16 +163,15 @@ export class Builder {
   /** Puts a task behind those emitted before: into the last stage where that is sound, else into a new one. */
   emit(emission: Emission): void {
     const last = this.stages.at(-1);
-    const used = emission.used ?? 0;
-    if (last !== undefined && last.space === emission.space && last.used === used) {
-      // Rows and pairs are chained: whoever does a row does all of the chain. Units must not wait for each other.
+    if (last !== undefined && last.space === emission.space) {
+      // Rows are chained: whoever does a row does all of the chain. Units must not wait for each other.
       const written = new Set(last.emissions.flatMap(({ writes }) => writes));
       if (emission.space !== 'units' || !emission.reads.some((name) => written.has(name))) {
         last.emissions.push(emission);
         return;
       }
     }
-    this.stages.push({ space: emission.space, used, emissions: [emission] });
+    this.stages.push({ space: emission.space, emissions: [emission] });
   }
 }
 
@@ -188,7 +184,7 @@ function encodedStride(width: number, encoding: Encoding): number {
   return encoding === 'f32' ? valueStride(width) : (width / 32) * encodedBlockBytes[encoding];
 }
 
-/** Which values an operation multiplies with which weights, its own in between included. */
+/** Which values an operation multiplies with which weights; what it makes for itself in between is not counted. */
 export function productsOf(operation: Operation): { readonly input: ValueName; readonly weight: WeightName }[] {
   switch (operation.kind) {
     case 'linear':
@@ -197,13 +193,9 @@ export function productsOf(operation: Operation): { readonly input: ValueName; r
     case 'moe': {
       const { input, prefix, moe } = operation;
       const names = ['router', 'gate', 'up'];
-      const inner = [{ input: `${prefix}.inner`, weight: `${prefix}.down` }];
-      if (moe.shared !== undefined) {
-        names.push('shared.gate', 'shared.up');
-        inner.push({ input: `${prefix}.sharedInner`, weight: `${prefix}.shared.down` });
-      }
+      if (moe.shared !== undefined) names.push('shared.gate', 'shared.up');
       if (moe.shared?.gated === true) names.push('shared.router');
-      return [...names.map((name) => ({ input, weight: `${prefix}.${name}` })), ...inner];
+      return names.map((name) => ({ input, weight: `${prefix}.${name}` }));
     }
     default:
       return [];

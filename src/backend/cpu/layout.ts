@@ -1,7 +1,7 @@
 /** Gives everything a program needs its place: buffers, cache and weights in arenas, scratch behind them. */
 
 import { OutOfMemoryError } from '../../errors.ts';
-import { layersOf } from '../../model/cut.ts';
+import { cachedLayersOf } from '../../model/cut.ts';
 import type { Graph } from '../../model/graph.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
@@ -89,9 +89,8 @@ export function layOut(options: LayoutOptions): CpuProgram {
     step,
   };
   const scratch = new Map<number, number>();
-  const stages = builder.stages.map(({ space, used, emissions }) => ({
+  const stages = builder.stages.map(({ space, emissions }) => ({
     space,
-    used,
     tasks: emissions.map((emission) => {
       const need = emission.scratch ?? 0;
       const touched = [0, ...(emission.weights ?? []).map((name) => found(placed, name).arena)];
@@ -263,7 +262,7 @@ function incomingPlace(graph: Graph, rows: number, arenas: Arenas): Pick<StepPla
 /** The cache of a layer lies where the layer runs. */
 function placeCache({ spec, graph, ...options }: LayoutOptions, arenas: Arenas): (CachePlace | undefined)[] {
   const element = options.cacheType === 'f16' ? 2 : 4;
-  const layers = layersOf(graph);
+  const layers = cachedLayersOf(graph);
   return spec.layers.map(({ attention }, layer) => {
     if (!layers.has(layer)) return undefined;
     const keyPageBytes = PAGE_ROWS * attention.kvHeads * attention.headDim * element;

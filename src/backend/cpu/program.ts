@@ -6,8 +6,8 @@
 import type { ValueName } from '../../model/graph.ts';
 import type { RopeSpec } from '../../model/spec.ts';
 
-/** What a stage is counted in. `rows`: the step's rows; `pairs`: rows × experts used; `units`: what its tasks say. */
-export type Space = 'rows' | 'pairs' | 'units';
+/** What a stage is counted in. `rows`: the step's rows; `units`: what its tasks say. */
+export type Space = 'rows' | 'units';
 
 /** A task as plain data, with every address resolved. */
 export interface Task {
@@ -18,8 +18,6 @@ export interface Task {
 
 export interface Stage {
   readonly space: Space;
-  /** Pairs a row, for the space `pairs`. */
-  readonly used: number;
   readonly tasks: readonly Task[];
 }
 

@@ -7,7 +7,6 @@ import type { Arena, Kernels, RunningTask, StepShape, WorkerView } from './task.
 
 interface RunningStage {
   readonly space: Space;
-  readonly used: number;
   readonly tasks: readonly RunningTask[];
 }
 
@@ -51,9 +50,8 @@ export class Runner implements WorkerView {
         shared: place.offset,
         alone: scratchOf(0) + (place.alone as number),
       }));
-    this.#stages = stages.map(({ space, used, tasks }) => ({
+    this.#stages = stages.map(({ space, tasks }) => ({
       space,
-      used,
       tasks: tasks.map((task) => makeTask(task, this)),
     }));
   }
@@ -100,7 +98,6 @@ export class Runner implements WorkerView {
 
   #total(stage: RunningStage): number {
     if (stage.space === 'rows') return this.step.rows;
-    if (stage.space === 'pairs') return this.step.rows * stage.used;
     let total = 0;
     for (const task of stage.tasks) total += task.units();
     return total;

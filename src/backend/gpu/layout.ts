@@ -1,6 +1,6 @@
 /** The program of a graph for the GPU: dispatches by mode, and buffers that share memory where their lives do not meet. */
 
-import { layersOf } from '../../model/cut.ts';
+import { cachedLayersOf } from '../../model/cut.ts';
 import type { Graph, ValueName } from '../../model/graph.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
@@ -82,7 +82,7 @@ export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
   const stored = [...[...weights.values()].filter(({ name }) => !elsewhere.has(name)), ...slabWeights(slabs, weights)];
   const element = cacheType === 'f16' ? 2 : 4;
   const rows = options.pages * PAGE_ROWS;
-  const layers = layersOf(graph);
+  const layers = cachedLayersOf(graph);
   return {
     dispatches: builder.dispatches,
     pauses: builder.pauses,

@@ -4,15 +4,27 @@
  */
 
 import { DisposedError, InternalError, NonFiniteError } from '../../errors.ts';
+import { cachedLayersOf } from '../../model/cut.ts';
 import type { Graph, Operation } from '../../model/graph.ts';
 import { type RopeTable, ropeTable } from '../../model/rope.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
-import { type Backend, type Executable, PAGE_ROWS, type PrepareRequest, type Step } from '../backend.ts';
+import {
+  type Backend,
+  type Executable,
+  type ExpertRunner,
+  type ExpertWork,
+  PAGE_ROWS,
+  type PrepareRequest,
+  type Step,
+} from '../backend.ts';
+import { checkExpertWork, expertsByLayer } from '../check-experts.ts';
 import { incomingRows } from '../check-step.ts';
-import { moe, type Route } from './moe.ts';
+import { expertOutput, moe, type Route } from './moe.ts';
 import { add, attention, embed, gather, glu, type LayerCache, linear, norm, rope } from './operations.ts';
 import { referenceRows } from './rows.ts';
 import { allocateF32, decodeWeights } from './store.ts';
+
+const NO_LIMITS = { rows: Number.POSITIVE_INFINITY, pairs: Number.POSITIVE_INFINITY };
 
 /** Uses of the plan only `cache.pages`. */
 export const referenceBackend: Backend = {
@@ -26,6 +38,7 @@ export const referenceBackend: Backend = {
 
 export class ReferenceExecutable implements Executable {
   readonly bytes: number;
+  readonly experts?: ExpertRunner;
   readonly #spec: ModelSpec;
   readonly #graph: Graph;
   readonly #weights: Map<string, Float32Array>;
@@ -41,12 +54,19 @@ export class ReferenceExecutable implements Executable {
     this.#graph = graph;
     this.#weights = weights;
     this.#pages = pages;
-    this.#caches = spec.layers.map(({ attention: { kvHeads, headDim, valueDim } }, layer) => ({
-      keys: allocateF32(pages * PAGE_ROWS * kvHeads * headDim, `the keys of layer ${layer}`),
-      values: allocateF32(pages * PAGE_ROWS * kvHeads * valueDim, `the values of layer ${layer}`),
-    }));
+    const cached = cachedLayersOf(graph);
+    this.#caches = spec.layers.map(({ attention: { kvHeads, headDim, valueDim } }, layer) => {
+      const rows = cached.has(layer) ? pages * PAGE_ROWS : 0;
+      return {
+        keys: allocateF32(rows * kvHeads * headDim, `the keys of layer ${layer}`),
+        values: allocateF32(rows * kvHeads * valueDim, `the values of layer ${layer}`),
+      };
+    });
     const sizes = [...weights.values(), ...this.#caches.flatMap(({ keys, values }) => [keys, values])];
     this.bytes = sizes.reduce((sum, { byteLength }) => sum + byteLength, 0);
+    if (expertsByLayer(graph).size > 0) {
+      this.experts = { limits: NO_LIMITS, compute: (work, aside) => this.#computeExperts(work, aside) };
+    }
   }
 
   async run(step: Step): Promise<Float32Array> {
@@ -55,6 +75,8 @@ export class ReferenceExecutable implements Executable {
     this.#values.clear();
     this.#routes.clear();
     for (const operation of this.#graph.operations) {
+      // What it reads comes from elsewhere, when `experts` is asked.
+      if (operation.kind === 'experts') continue;
       let output: Float32Array;
       try {
         output = this.#compute(operation, step);
@@ -79,6 +101,34 @@ export class ReferenceExecutable implements Executable {
   /** Which experts the last run chose in a layer, a row each; empty for a dense layer. */
   routes(layer: number): readonly Route[] {
     return this.#routes.get(layer) ?? [];
+  }
+
+  /** One pair after the other. */
+  #computeExperts(work: ExpertWork, aside?: () => void): Float32Array {
+    if (this.#disposed) throw new DisposedError('the reference backend');
+    const operation = expertsByLayer(this.#graph).get(work.layer);
+    if (operation === undefined) throw new InternalError(`no experts of layer ${work.layer} are here`);
+    const { input, norm: rowNorm, moe: spec, prefix } = operation;
+    const width = this.#graph.widths[input] as number;
+    checkExpertWork(work, { limits: NO_LIMITS, width, experts: spec.experts });
+    aside?.();
+    const rows =
+      rowNorm === undefined ? work.rows : norm(work.rows, this.#weight(rowNorm.weight), width, rowNorm.epsilon);
+    const output = new Float32Array(work.rowOf.length * width);
+    work.rowOf.forEach((row, pair) => {
+      const x = rows.subarray(row * width, (row + 1) * width);
+      const made = expertOutput(x, spec, (name) => this.#weight(`${prefix}.${name}`), work.expertOf[pair]);
+      const bad = made.find((value) => value - value !== 0);
+      if (bad !== undefined) {
+        throw new NonFiniteError(
+          `${this.#where(operation)}: expert ${work.expertOf[pair]} made ${bad} of row ${row}; expected finite values; ` +
+            'a weight of the file is damaged or values overflowed',
+          { data: { layer: operation.layer, expert: work.expertOf[pair], row } },
+        );
+      }
+      output.set(made, pair * width);
+    });
+    return output;
   }
 
   async dispose(): Promise<void> {

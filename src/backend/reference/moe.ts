@@ -87,36 +87,43 @@ export function moe(
   weights: MoeWeights,
   onRoute?: (t: number, route: Route) => void,
 ): Float32Array {
-  const { experts, inner, shared, router, used } = spec;
+  const { experts, shared, router, used } = spec;
   const hidden = weights('router').length / experts;
-  const stacked = (name: string, expert: number, rows: number, columns: number): Matrix => ({
-    data: weights(name),
-    offset: expert * rows * columns,
-    rows,
-    columns,
-  });
   const bias = router.selectionBias ? weights('selectionBias') : undefined;
   const output = new Float32Array(input.length);
   for (let t = 0; t < input.length / hidden; t++) {
     const x = input.subarray(t * hidden, (t + 1) * hidden);
     const y = output.subarray(t * hidden, (t + 1) * hidden);
-    const logits = linear(x, stacked('router', 0, experts, hidden));
+    const logits = linear(x, matrixOf(weights('router'), 0, experts, hidden));
     const chosen = route(logits, bias, router, used);
     onRoute?.(t, chosen);
     chosen.experts.forEach((expert, rank) => {
-      const gate = linear(x, stacked('gate', expert, inner, hidden));
-      const up = linear(x, stacked('up', expert, inner, hidden));
-      const made = linear(glu(gate, up, spec.activation), stacked('down', expert, hidden, inner));
-      accumulate(y, made, chosen.weights[rank]);
+      accumulate(y, expertOutput(x, spec, weights, expert), chosen.weights[rank]);
     });
     if (shared === undefined) continue;
-    const gate = linear(x, stacked('shared.gate', 0, shared.inner, hidden));
-    const up = linear(x, stacked('shared.up', 0, shared.inner, hidden));
-    const made = linear(glu(gate, up, spec.activation), stacked('shared.down', 0, hidden, shared.inner));
-    const own = shared.gated ? linear(x, stacked('shared.router', 0, 1, hidden))[0] : undefined;
+    const sharedWeights: MoeWeights = (name) => weights(`shared.${name}`);
+    const made = expertOutput(x, { ...spec, inner: shared.inner }, sharedWeights, 0);
+    const own = shared.gated ? linear(x, matrixOf(weights('shared.router'), 0, 1, hidden))[0] : undefined;
     accumulate(y, made, own === undefined ? 1 : Math.fround(sigmoid(own)));
   }
   return output;
+}
+
+/** E_e(x) of one row: down · (act(gate · x) ⊙ up · x), both [hidden]. */
+export function expertOutput(
+  x: Float32Array,
+  { inner, activation }: Pick<MoeSpec, 'inner' | 'activation'>,
+  weights: MoeWeights,
+  expert: number,
+): Float32Array {
+  const gate = linear(x, matrixOf(weights('gate'), expert, inner, x.length));
+  const up = linear(x, matrixOf(weights('up'), expert, inner, x.length));
+  return linear(glu(gate, up, activation), matrixOf(weights('down'), expert, x.length, inner));
+}
+
+/** One of a stack of matrices. */
+function matrixOf(data: Float32Array, index: number, rows: number, columns: number): Matrix {
+  return { data, offset: index * rows * columns, rows, columns };
 }
 
 function sigmoid(x: number): number {

@@ -42,6 +42,7 @@ export const referenceRows: readonly KernelRow[] = [
   row('attention', acceptsCache),
   row('glu'),
   row('moe'),
+  row('experts'),
   row('add'),
   row('head'),
 ];

@@ -78,7 +78,7 @@ export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map(
           pagesBytes: pages,
         }),
       });
-      builder.encode(output, width, { space: 'rows' });
+      builder.encode(output, width);
     },
   }),
 );

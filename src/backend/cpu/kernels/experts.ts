@@ -1,13 +1,15 @@
 /** The tasks of the MoE layer, as each worker runs them; `moe.ts` says when. */
 
 import type { RouterSpec } from '../../../model/spec.ts';
-import { UNIT_GROUPS } from '../builder.ts';
+import { ROW_BLOCK, UNIT_GROUPS } from '../builder.ts';
 import { Fault } from '../control.ts';
+import { encodedBlockBytes } from '../formats.ts';
 import type { Place, Task } from '../program.ts';
 import type { KernelCall, RunningTask, WorkerView } from '../task.ts';
-import type { RoutingPlaces, Stack } from './moe.ts';
+import type { GatedParts, PairPlaces, Stack } from './expert-products.ts';
+import type { RoutingPlaces } from './moe.ts';
 import { Product, type ProductRequest, productScratch } from './product.ts';
-import { rowOf } from './rowwise.ts';
+import { encoder, rowOf } from './rowwise.ts';
 
 interface RouteTask extends Task {
   readonly logits: Place;
@@ -78,51 +80,60 @@ function pairSorter(worker: WorkerView, routing: RoutingPlaces, experts: number,
   };
 }
 
-interface GatedTask extends Task {
-  readonly gate: Stack;
-  readonly up: Stack;
-  readonly gateInput: Place;
-  readonly upInput: Place;
-  readonly output: Place;
-}
+type GatedTask = Task & GatedParts;
 
 type Rows = Pick<ProductRequest, 'xIndex' | 'count' | 'key'>;
 
-/** silu(gate·x) ⊙ up·x for one unit of one expert; `place` is the first row of the output. */
+/**
+ * silu(gate·x) ⊙ up·x for one unit of one expert, encoded at once for the product that reads it; `place` is the first row of
+ * the output.
+ */
 function gatedUnit(
   task: GatedTask,
   worker: WorkerView,
 ): (expert: number, unit: number, rows: Rows, place: number) => void {
-  const { gate, up, gateInput, upInput, output } = task;
+  const { gate, up, gateInput, upInput, output, encoding } = task;
   const gateProduct = new Product(worker, { ...gate, xStride: gateInput.stride });
   const upProduct = new Product(worker, { ...up, xStride: upInput.stride });
   const siluMul = worker.home.kernels.siluMul as KernelCall;
-  const upAt = worker.home.scratch + productScratch(gate.columns * 4);
+  const encode = encoding === 'f32' ? undefined : encoder(worker, encoding);
+  const encodedBytes = encoding === 'f32' ? 0 : encodedBlockBytes[encoding];
+  const gateAt = worker.home.scratch + productScratch(gate.columns * 4);
+  const upAt = gateAt + ROW_BLOCK * UNIT_GROUPS * 16;
   return (expert, unit, rows, place) => {
     const first = unit * UNIT_GROUPS;
     const groups = Math.min(UNIT_GROUPS, gate.groups - first);
-    const out = rowOf(output, place) + first * 16;
-    gateProduct.multiply({
-      ...rows,
-      weight: gate.offset + expert * gate.bytes + first * gateProduct.groupBytes,
-      groups,
-      x: gateInput.offset,
-      out,
-      outStride: output.stride,
-      outIndex: 0,
-    });
-    upProduct.multiply({
-      ...rows,
-      weight: up.offset + expert * up.bytes + first * upProduct.groupBytes,
-      groups,
-      x: upInput.offset,
-      out: upAt,
-      outStride: groups * 16,
-      outIndex: 0,
-    });
-    for (let row = 0; row < rows.count; row++) {
-      const at = out + row * output.stride;
-      siluMul(at, upAt + row * groups * 16, at, groups * 4);
+    const width = groups * 16;
+    for (let row = 0; row < rows.count; row += ROW_BLOCK) {
+      const count = Math.min(ROW_BLOCK, rows.count - row);
+      const part = {
+        groups,
+        count,
+        xIndex: rows.xIndex === 0 ? 0 : rows.xIndex + row * 4,
+        outStride: width,
+        outIndex: 0,
+        key: rows.key * 65536 + row,
+      };
+      const skipped = rows.xIndex === 0 ? row : 0;
+      gateProduct.multiply({
+        ...part,
+        weight: gate.offset + expert * gate.bytes + first * gateProduct.groupBytes,
+        x: rowOf(gateInput, skipped),
+        out: gateAt,
+      });
+      upProduct.multiply({
+        ...part,
+        weight: up.offset + expert * up.bytes + first * upProduct.groupBytes,
+        x: rowOf(upInput, skipped),
+        out: upAt,
+      });
+      for (let at = 0; at < count; at++) {
+        const to = rowOf(output, place + row + at);
+        const made = gateAt + at * width;
+        siluMul(made, upAt + at * width, encode === undefined ? to + first * 16 : made, groups * 4);
+        // Units are of whole blocks.
+        encode?.(made, to + (first / 8) * encodedBytes, groups / 8);
+      }
     }
   };
 }
@@ -139,10 +150,10 @@ export function makeGatedIn(data: Task, worker: WorkerView): RunningTask {
 }
 
 /** Which expert a unit belongs to, and its rows among the sorted pairs. */
-function activeExperts(worker: WorkerView, routing: RoutingPlaces, unitsEach: number) {
+function activeExperts(worker: WorkerView, pairs: PairPlaces, unitsEach: number) {
   const { i32 } = worker.home;
   return {
-    units: () => (i32[routing.active.offset / 4] as number) * unitsEach,
+    units: () => (i32[pairs.active.offset / 4] as number) * unitsEach,
     of(unit: number): {
       readonly expert: number;
       readonly first: number;
@@ -150,7 +161,7 @@ function activeExperts(worker: WorkerView, routing: RoutingPlaces, unitsEach: nu
       readonly within: number;
     } {
       const number = Math.floor(unit / unitsEach);
-      const at = routing.active.offset / 4 + 1 + number * 3;
+      const at = pairs.active.offset / 4 + 1 + number * 3;
       return {
         expert: i32[at] as number,
         first: i32[at + 1] as number,
@@ -163,14 +174,14 @@ function activeExperts(worker: WorkerView, routing: RoutingPlaces, unitsEach: nu
 
 /** Gate and up of the chosen experts; results stand in the order of the sorted pairs. */
 export function makeExpertsIn(data: Task, worker: WorkerView): RunningTask {
-  const task = data as GatedTask & { readonly routing: RoutingPlaces };
+  const task = data as GatedTask & { readonly pairs: PairPlaces };
   const run = gatedUnit(task, worker);
-  const active = activeExperts(worker, task.routing, Math.ceil(task.gate.groups / UNIT_GROUPS));
+  const active = activeExperts(worker, task.pairs, Math.ceil(task.gate.groups / UNIT_GROUPS));
   return {
     units: active.units,
     run(unit) {
       const { expert, first, count, within } = active.of(unit);
-      run(expert, within, { xIndex: task.routing.orderRows.offset + first * 4, count, key: expert }, first);
+      run(expert, within, { xIndex: task.pairs.orderRows.offset + first * 4, count, key: expert }, first);
     },
   };
 }
@@ -178,14 +189,14 @@ export function makeExpertsIn(data: Task, worker: WorkerView): RunningTask {
 /** Down of the chosen experts, from the sorted pairs back to each pair's own place. */
 export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
   const task = data as Task & {
-    readonly routing: RoutingPlaces;
+    readonly pairs: PairPlaces;
     readonly down: Stack;
     readonly input: Place;
     readonly output: Place;
   };
-  const { routing, down, input, output } = task;
+  const { pairs, down, input, output } = task;
   const product = new Product(worker, { ...down, xStride: input.stride });
-  const active = activeExperts(worker, routing, Math.ceil(down.groups / UNIT_GROUPS));
+  const active = activeExperts(worker, pairs, Math.ceil(down.groups / UNIT_GROUPS));
   return {
     units: active.units,
     run(unit) {
@@ -199,7 +210,7 @@ export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
         count,
         out: output.offset + group * 16,
         outStride: output.stride,
-        outIndex: routing.order.offset + first * 4,
+        outIndex: pairs.order.offset + first * 4,
         key: expert,
       });
     },

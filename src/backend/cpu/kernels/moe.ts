@@ -6,34 +6,27 @@
 
 import type { MoeOperation } from '../../../model/graph.ts';
 import type { MoeSpec } from '../../../model/spec.ts';
-import type { FormatId } from '../../../quant/index.ts';
-import { type Addresses, type Builder, ROW_BLOCK, UNIT_GROUPS, unitGroupsOf } from '../builder.ts';
-import { acceptsWeight, groupBytes, groupsOf } from '../formats.ts';
+import { type Addresses, type Builder, unitGroupsOf } from '../builder.ts';
+import { groupsOf } from '../formats.ts';
 import type { Place } from '../program.ts';
 import type { CpuRow } from '../row.ts';
+import {
+  acceptsMatrix,
+  declareExperts,
+  type ExpertNames,
+  emitExpertsIn,
+  emitExpertsOut,
+  emitGated,
+  type PairPlaces,
+  placesOfPairs,
+} from './expert-products.ts';
 import { productScratch } from './product.ts';
 import { int8Tolerance } from './tolerances.ts';
 
 /** Where the choice of a step's experts lies, in arena 0. Pairs are numbered row · used + rank. */
-export interface RoutingPlaces {
+export interface RoutingPlaces extends PairPlaces {
   readonly ids: Place;
   readonly weights: Place;
-  /** Pairs in order of their expert, and the row of each. */
-  readonly order: Place;
-  readonly orderRows: Place;
-  /** How many experts have pairs, then (id, first, count) of each. */
-  readonly active: Place;
-}
-
-/** A stack of matrices of one shape. */
-export interface Stack {
-  readonly arena: number;
-  readonly offset: number;
-  readonly format: FormatId;
-  readonly columns: number;
-  readonly groups: number;
-  /** Bytes from one matrix to the next. */
-  readonly bytes: number;
 }
 
 export const moeRows: readonly CpuRow[] = [
@@ -47,10 +40,9 @@ export const moeRows: readonly CpuRow[] = [
     accepts(request) {
       const { moe, prefix } = request.operation as MoeOperation;
       if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
-      for (const [name, { format, shape }] of Object.entries(request.weights)) {
+      for (const [name, weight] of Object.entries(request.weights)) {
         if (name === `${prefix}.selectionBias`) continue;
-        if (shape.length < 2) return `${name}: needs a matrix, found [${shape.join(', ')}]`;
-        const answer = acceptsWeight(name, format, shape.at(-1) as number);
+        const answer = acceptsMatrix(name, weight);
         if (answer !== true) return answer;
       }
       return true;
@@ -59,108 +51,64 @@ export const moeRows: readonly CpuRow[] = [
   },
 ];
 
+interface Names extends ExpertNames {
+  readonly logits: string;
+  readonly ids: string;
+  readonly weights: string;
+}
+
 function emitMoe(operation: MoeOperation, builder: Builder): void {
   const { moe, prefix, input, output } = operation;
-  const { rows } = builder;
-  const pairs = rows * moe.used;
-  const names = {
+  const pairs = builder.rows * moe.used;
+  const names: Names = {
+    prefix,
+    input,
     logits: `${prefix}.logits`,
     ids: `${prefix}.ids`,
     weights: `${prefix}.weights`,
-    order: `${prefix}.order`,
-    orderRows: `${prefix}.orderRows`,
-    active: `${prefix}.active`,
     inner: `${prefix}.inner`,
-    expertOut: `${prefix}.expertOut`,
+    output: `${prefix}.expertOut`,
+    pairs: { order: `${prefix}.order`, orderRows: `${prefix}.orderRows`, active: `${prefix}.active` },
   };
   builder.declareValue(names.logits, moe.experts);
-  builder.declareValue(names.inner, moe.inner, pairs, moe.used);
-  builder.declareValue(names.expertOut, builder.width(output), pairs, moe.used);
-  for (const name of [names.ids, names.weights, names.order, names.orderRows])
-    builder.declare(name, pairs * 4, moe.used * 4);
-  const activeBytes = (1 + moe.experts * 3) * 4;
-  builder.declare(names.active, activeBytes, activeBytes);
-  const routing = (at: Addresses): RoutingPlaces => ({
-    ids: at.buffer(names.ids),
-    weights: at.buffer(names.weights),
-    order: at.buffer(names.order),
-    orderRows: at.buffer(names.orderRows),
-    active: at.buffer(names.active),
-  });
-  const chosen = [names.order, names.orderRows, names.active];
+  for (const name of [names.ids, names.weights]) builder.declare(name, pairs * 4, moe.used * 4);
+  declareExperts(builder, names, { pairs, used: moe.used, experts: moe.experts, width: builder.width(output) });
 
   emitProduct(builder, { input, weight: `${prefix}.router`, output: names.logits });
   if (moe.shared !== undefined) emitSharedIn(operation, builder);
-  emitRoute(operation, builder, names, routing);
+  emitRoute(operation, builder, names);
   builder.emit({
     space: 'units',
     reads: [names.ids],
-    writes: chosen,
+    writes: Object.values(names.pairs),
     scratch: moe.experts * 4,
     optional: true,
-    make: (at) => ({ kind: 'sortPairs', routing: routing(at), experts: moe.experts, used: moe.used }),
+    make: (at) => ({ kind: 'sortPairs', routing: routingOf(at, names), experts: moe.experts, used: moe.used }),
   });
-  const [gate, up, down] = [`${prefix}.gate`, `${prefix}.up`, `${prefix}.down`] as const;
-  builder.emit({
-    space: 'units',
-    reads: [builder.operand(input, gate), builder.operand(input, up), ...chosen],
-    writes: [names.inner],
-    weights: [gate, up],
-    scratch: gatedScratch(builder, gate, Math.max(rows, ROW_BLOCK)),
-    make: (at) => ({
-      kind: 'expertsIn',
-      routing: routing(at),
-      gate: stackOf(builder, at, gate),
-      up: stackOf(builder, at, up),
-      gateInput: at.value(builder.operand(input, gate)),
-      upInput: at.value(builder.operand(input, up)),
-      output: at.value(names.inner),
-    }),
-  });
+  emitExpertsIn(builder, names);
   if (moe.shared !== undefined) {
-    emitProduct(builder, {
-      input: `${prefix}.sharedInner`,
-      weight: `${prefix}.shared.down`,
-      output: `${prefix}.sharedOut`,
-    });
+    const down = `${prefix}.shared.down`;
+    emitProduct(builder, { operand: `${prefix}.sharedInner`, weight: down, output: `${prefix}.sharedOut` });
   }
-  builder.encode(names.inner, moe.inner, { space: 'pairs', used: moe.used, rows: pairs });
-  const innerOperand = builder.operand(names.inner, down);
-  builder.emit({
-    space: 'units',
-    reads: [innerOperand, ...chosen],
-    writes: [names.expertOut],
-    weights: [down],
-    scratch: productScratch(builder.operandStride(down)),
-    make: (at) => ({
-      kind: 'expertsOut',
-      routing: routing(at),
-      down: stackOf(builder, at, down),
-      input: at.value(innerOperand),
-      output: at.value(names.expertOut),
-    }),
-  });
-  emitCombine(operation, builder, names, routing);
+  emitExpertsOut(builder, names);
+  emitCombine(operation, builder, names);
 }
 
-type Names = Readonly<Record<'logits' | 'ids' | 'weights' | 'order' | 'orderRows' | 'active' | 'expertOut', string>>;
+function routingOf(at: Addresses, names: Names): RoutingPlaces {
+  return { ids: at.buffer(names.ids), weights: at.buffer(names.weights), ...placesOfPairs(at, names.pairs) };
+}
 
-function emitRoute(
-  operation: MoeOperation,
-  builder: Builder,
-  names: Names,
-  routing: (at: Addresses) => RoutingPlaces,
-): void {
+function emitRoute(operation: MoeOperation, builder: Builder, names: Names): void {
   const { moe, prefix, layer } = operation;
   builder.emit({
     space: 'rows',
     reads: [names.logits],
-    writes: [names.ids, names.weights, names.order, names.orderRows, names.active],
+    writes: [names.ids, names.weights, ...Object.values(names.pairs)],
     scratch: (2 * moe.experts + (moe.router.groups?.count ?? 0)) * 4,
     make: (at) => ({
       kind: 'route',
       logits: at.value(names.logits),
-      routing: routing(at),
+      routing: routingOf(at, names),
       experts: moe.experts,
       used: moe.used,
       router: moe.router,
@@ -171,41 +119,19 @@ function emitRoute(
 }
 
 /** The shared expert's gate and up, and its own gate's logit; independent of the router, so in its stage. */
-function emitSharedIn(operation: MoeOperation, builder: Builder): void {
-  const { moe, prefix, input, output } = operation;
+function emitSharedIn({ moe, prefix, input, output }: MoeOperation, builder: Builder): void {
   const shared = moe.shared as NonNullable<MoeSpec['shared']>;
-  const inner = `${prefix}.sharedInner`;
-  const [gate, up] = [`${prefix}.shared.gate`, `${prefix}.shared.up`] as const;
-  builder.declareValue(inner, shared.inner);
+  const names = { prefix: `${prefix}.shared`, input, inner: `${prefix}.sharedInner` };
+  builder.declareOperand(names.inner, `${prefix}.shared.down`);
   builder.declareValue(`${prefix}.sharedOut`, builder.width(output));
-  builder.emit({
-    space: 'units',
-    reads: [builder.operand(input, gate), builder.operand(input, up)],
-    writes: [inner],
-    weights: [gate, up],
-    scratch: gatedScratch(builder, gate, builder.rows),
-    make: (at) => ({
-      kind: 'gatedIn',
-      gate: stackOf(builder, at, gate),
-      up: stackOf(builder, at, up),
-      gateInput: at.value(builder.operand(input, gate)),
-      upInput: at.value(builder.operand(input, up)),
-      output: at.value(inner),
-    }),
-  });
+  emitGated(builder, names);
   if (shared.gated) {
     builder.declareValue(`${prefix}.sharedGate`, 1);
     emitProduct(builder, { input, weight: `${prefix}.shared.router`, output: `${prefix}.sharedGate` });
   }
-  builder.encode(inner, shared.inner, { space: 'rows' });
 }
 
-function emitCombine(
-  operation: MoeOperation,
-  builder: Builder,
-  names: Names,
-  routing: (at: Addresses) => RoutingPlaces,
-): void {
+function emitCombine(operation: MoeOperation, builder: Builder, names: Names): void {
   const { moe, prefix, output } = operation;
   const width = builder.width(output);
   builder.declareValue(output, width);
@@ -213,12 +139,12 @@ function emitCombine(
   const gate = moe.shared?.gated === true ? [`${prefix}.sharedGate`] : [];
   builder.emit({
     space: 'rows',
-    reads: [names.expertOut, names.weights, ...shared, ...gate],
+    reads: [names.output, names.weights, ...shared, ...gate],
     writes: [output],
     make: (at) => ({
       kind: 'combine',
-      experts: at.value(names.expertOut),
-      weights: routing(at).weights,
+      experts: at.value(names.output),
+      weights: at.buffer(names.weights),
       used: moe.used,
       width,
       shared: shared[0] === undefined ? undefined : at.value(shared[0]),
@@ -226,19 +152,22 @@ function emitCombine(
       output: at.value(output),
     }),
   });
-  builder.encode(output, width, { space: 'rows' });
+  builder.encode(output, width);
 }
 
 /** A plain product inside the layer, served by the task of linear operations. */
 function emitProduct(
   builder: Builder,
-  names: { readonly input: string; readonly weight: string; readonly output: string },
+  names: ({ readonly input: string } | { readonly operand: string }) & {
+    readonly weight: string;
+    readonly output: string;
+  },
 ): void {
-  const { input, weight, output } = names;
+  const { weight, output } = names;
   const { format, shape } = builder.weight(weight);
   const columns = shape.at(-1) as number;
   const rows = shape.length < 2 ? 1 : (shape.at(-2) as number);
-  const operand = builder.operand(input, weight);
+  const operand = 'operand' in names ? names.operand : builder.operand(names.input, weight);
   builder.emit({
     space: 'units',
     reads: [operand],
@@ -258,18 +187,4 @@ function emitProduct(
       wanted: 0,
     }),
   });
-}
-
-function stackOf(builder: Builder, at: Addresses, name: string): Stack {
-  const { format, shape } = builder.weight(name);
-  const columns = shape.at(-1) as number;
-  const groups = groupsOf(shape.at(-2) as number);
-  const { arena, offset } = at.weight(name);
-  return { arena, offset, format, columns, groups, bytes: groups * groupBytes(format, columns) };
-}
-
-/** A product's scratch, and the up half of a unit's results behind it. */
-export function gatedScratch(builder: Builder, weight: string, rows: number): number {
-  const columns = builder.weight(weight).shape.at(-1) as number;
-  return productScratch(columns * 4) + rows * UNIT_GROUPS * 16;
 }

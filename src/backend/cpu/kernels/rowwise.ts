@@ -38,7 +38,7 @@ function rowwise<Made extends Operation>(options: {
       const width = builder.width(made.output);
       builder.declareValue(made.output, width);
       options.emit(made as Made, builder);
-      builder.encode(made.output, width, { space: 'rows' });
+      builder.encode(made.output, width);
     },
   };
 }
@@ -280,13 +280,20 @@ export function makeEncode(data: Task, worker: WorkerView): RunningTask {
     readonly input: Place;
     readonly output: Place;
     readonly blocks: number;
-    readonly encoding: Encoding;
+    readonly encoding: Exclude<Encoding, 'f32'>;
   };
-  const encode = worker.home.kernels[task.encoding === 'int8' ? 'encodeInt8' : 'encodeInt16'] as KernelCall;
-  const digits = task.encoding === 'digits' ? 1 : 0;
-  return perRow((row) => {
-    encode(rowOf(task.input, row), rowOf(task.output, row), task.blocks, digits);
-  });
+  const encode = encoder(worker, task.encoding);
+  return perRow((row) => encode(rowOf(task.input, row), rowOf(task.output, row), task.blocks));
+}
+
+/** Encodes so many blocks of 32 f32, from one address in arena 0 to another. */
+export function encoder(
+  worker: WorkerView,
+  encoding: Exclude<Encoding, 'f32'>,
+): (input: number, output: number, blocks: number) => void {
+  const encode = worker.home.kernels[encoding === 'int8' ? 'encodeInt8' : 'encodeInt16'] as KernelCall;
+  const digits = encoding === 'digits' ? 1 : 0;
+  return (input, output, blocks) => void encode(input, output, blocks, digits);
 }
 
 export function rowOf(place: Place, row: number): number {

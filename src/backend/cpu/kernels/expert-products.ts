@@ -1,0 +1,159 @@
+/**
+ * What operations with experts have in common: the products of the pairs of rows and experts, once these are in order of
+ * their experts. The rows of an expert are multiplied together, so that its weights are read once.
+ */
+
+import type { WeightName } from '../../../model/graph.ts';
+import type { FormatId } from '../../../quant/index.ts';
+import type { WeightShape } from '../../kernel.ts';
+import { type Addresses, type Builder, ROW_BLOCK, UNIT_GROUPS } from '../builder.ts';
+import { acceptsWeight, type Encoding, groupBytes, groupsOf } from '../formats.ts';
+import type { Place } from '../program.ts';
+import { productScratch } from './product.ts';
+
+/** Pairs in order of their expert, in arena 0. */
+export interface PairPlaces {
+  /** The number of each pair, and its row. */
+  readonly order: Place;
+  readonly orderRows: Place;
+  /** How many experts have pairs, then (id, first, count) of each. */
+  readonly active: Place;
+}
+
+/** A stack of matrices of one shape. */
+export interface Stack {
+  readonly arena: number;
+  readonly offset: number;
+  readonly format: FormatId;
+  readonly columns: number;
+  readonly groups: number;
+  /** Bytes from one matrix to the next. */
+  readonly bytes: number;
+}
+
+/** A place for each of {@link PairPlaces}, by the name of its buffer. */
+export type PairNames = Readonly<Record<keyof PairPlaces, string>>;
+
+/** What gate and up are multiplied with and what their product is called. */
+export interface GatedNames {
+  /** `gate`, `up` and `down` are under it. */
+  readonly prefix: WeightName;
+  readonly input: string;
+  /** Made as down's kernel takes it. */
+  readonly inner: string;
+}
+
+export interface ExpertNames extends GatedNames {
+  /** [pairs, width] Each pair's result in its own place. */
+  readonly output: string;
+  readonly pairs: PairNames;
+}
+
+/** true, or why the kernels do not take a matrix, or a stack of them. */
+export function acceptsMatrix(name: string, { format, shape }: WeightShape): true | string {
+  if (shape.length < 2) return `${name}: needs a matrix, found [${shape.join(', ')}]`;
+  return acceptsWeight(name, format, shape.at(-1) as number);
+}
+
+/** Declares what {@link emitExpertsIn} and {@link emitExpertsOut} need, for so many pairs in all and of one row. */
+export function declareExperts(
+  builder: Builder,
+  { prefix, inner, output, pairs }: ExpertNames,
+  sizes: { readonly pairs: number; readonly used: number; readonly experts: number; readonly width: number },
+): void {
+  builder.declareOperand(inner, `${prefix}.down`, sizes.pairs, sizes.used);
+  builder.declareValue(output, sizes.width, sizes.pairs, sizes.used);
+  for (const name of [pairs.order, pairs.orderRows]) builder.declare(name, sizes.pairs * 4, sizes.used * 4);
+  const activeBytes = (1 + sizes.experts * 3) * 4;
+  builder.declare(pairs.active, activeBytes, activeBytes);
+}
+
+export function placesOfPairs(at: Addresses, { order, orderRows, active }: PairNames): PairPlaces {
+  return { order: at.buffer(order), orderRows: at.buffer(orderRows), active: at.buffer(active) };
+}
+
+/** silu(gate·x) ⊙ up·x of every row, for the one expert that all rows share. */
+export function emitGated(builder: Builder, names: GatedNames): void {
+  const { reads, scratch, weights, task } = gated(builder, names);
+  builder.emit({
+    space: 'units',
+    reads,
+    writes: [names.inner],
+    weights,
+    scratch,
+    make: (at) => ({ kind: 'gatedIn', ...task(at) }),
+  });
+}
+
+/** silu(gate·x) ⊙ up·x of each pair, in the order of the sorted pairs. */
+export function emitExpertsIn(builder: Builder, names: ExpertNames): void {
+  const own = gated(builder, names);
+  builder.emit({
+    space: 'units',
+    reads: [...own.reads, ...Object.values(names.pairs)],
+    writes: [names.inner],
+    weights: own.weights,
+    scratch: own.scratch,
+    make: (at) => ({ kind: 'expertsIn', pairs: placesOfPairs(at, names.pairs), ...own.task(at) }),
+  });
+}
+
+/** Down of each pair, from the sorted pairs back to the pair's own place. */
+export function emitExpertsOut(builder: Builder, names: ExpertNames): void {
+  const { prefix, inner, output, pairs } = names;
+  const down = `${prefix}.down`;
+  builder.emit({
+    space: 'units',
+    reads: [inner, ...Object.values(pairs)],
+    writes: [output],
+    weights: [down],
+    scratch: productScratch(builder.operandStride(down)),
+    make: (at) => ({
+      kind: 'expertsOut',
+      pairs: placesOfPairs(at, pairs),
+      down: stackOf(builder, at, down),
+      input: at.value(inner),
+      output: at.value(output),
+    }),
+  });
+}
+
+/** The parts of a task that multiplies with gate and up. */
+export interface GatedParts {
+  readonly gate: Stack;
+  readonly up: Stack;
+  readonly gateInput: Place;
+  readonly upInput: Place;
+  readonly output: Place;
+  /** What the output is made as. */
+  readonly encoding: Encoding;
+}
+
+function gated(builder: Builder, { prefix, input, inner }: GatedNames) {
+  const weights = [`${prefix}.gate`, `${prefix}.up`] as const;
+  const [gate, up] = weights;
+  const [gateInput, upInput] = [builder.operand(input, gate), builder.operand(input, up)];
+  const columns = builder.weight(gate).shape.at(-1) as number;
+  return {
+    weights,
+    reads: [gateInput, upInput],
+    // A product's, and behind it a unit's results of gate and of up.
+    scratch: productScratch(columns * 4) + 2 * ROW_BLOCK * UNIT_GROUPS * 16,
+    task: (at: Addresses): GatedParts => ({
+      gate: stackOf(builder, at, gate),
+      up: stackOf(builder, at, up),
+      gateInput: at.value(gateInput),
+      upInput: at.value(upInput),
+      output: at.value(inner),
+      encoding: builder.encoding(`${prefix}.down`),
+    }),
+  };
+}
+
+function stackOf(builder: Builder, at: Addresses, name: WeightName): Stack {
+  const { format, shape } = builder.weight(name);
+  const columns = shape.at(-1) as number;
+  const groups = groupsOf(shape.at(-2) as number);
+  const { arena, offset } = at.weight(name);
+  return { arena, offset, format, columns, groups, bytes: groups * groupBytes(format, columns) };
+}
