@@ -81,7 +81,11 @@ function planOfPart(plan: Plan, index: number): Plan {
 }
 
 /** The progress of all parts as one: of what each of them streams, the matrices that have a place there. */
-function progressOver({ plan, weights, onProgress: report }: PartsRequest): (part: number) => PrepareRequest['onProgress'] {
+function progressOver({
+  plan,
+  weights,
+  onProgress: report,
+}: PartsRequest): (part: number) => PrepareRequest['onProgress'] {
   const totals = plan.parts.map(({ device }) =>
     plan.weights
       .filter((weight) => weight.device === device && weight.shape.length > 1)

@@ -45,7 +45,9 @@ export function planOptions(values: PlanValues): PlanOptions {
 function cpuMoe(values: PlanValues): true | number | undefined {
   const [all, first] = [values['cpu-moe'], values['n-cpu-moe']];
   if (all === true && first !== undefined) {
-    throw new UsageError('--cpu-moe leaves all experts to the CPU, --n-cpu-moe those of some layers: leave one of them out');
+    throw new UsageError(
+      '--cpu-moe leaves all experts to the CPU, --n-cpu-moe those of some layers: leave one of them out',
+    );
   }
   return all === true ? true : first;
 }

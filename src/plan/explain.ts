@@ -29,13 +29,16 @@ function summary(plan: Plan): Row[] {
   return [
     ['model', `${plan.architecture}, ${showPlural(layerCount(plan), 'layer')}`],
     ...devices(plan),
+    ...experts(plan),
     ['context', `${showPlural(plan.context, 'token')}: ${plan.contextReason}`],
     ['rows a run', `up to ${showCount(maxRows.prompt)} of a prompt, ${showCount(maxRows.step)} of decoding`],
     ['cache', `${cache.type}, ${showPlural(cache.pages, 'page')} of ${showPlural(cache.pageRows, 'position')}`],
     ['reads', `${showBytes(plan.bytesPerToken)} of weights for each decoded token`],
     [
       'reproducible',
-      plan.reproducible ? 'yes: the same tokens alone, in a batch and after a reused prefix' : 'not reproducible',
+      plan.reproducible
+        ? 'yes: the same tokens alone, in a batch and after a reused prefix'
+        : 'not reproducible: what is computed where, and so the last bits, depends on what ran before and beside it',
     ],
   ];
 }
@@ -43,19 +46,48 @@ function summary(plan: Plan): Row[] {
 /** A row for each device, and one that says why it is not the one that was hoped for. */
 function devices(plan: Plan): Row[] {
   const { parts, threads, adapter, deviceReason } = plan;
-  const rows = parts.map(({ device, first, end, features }, index): Row => {
+  const rows = parts.map(({ device, first, end, features, experts: computed }, index): Row => {
     const name = device === 'gpu' && adapter !== undefined ? `gpu (${adapter})` : device;
     const own = device === 'cpu' ? [showPlural(threads, 'thread'), ...features] : features;
+    // The last part that runs layers has the head.
+    const last = parts.findLastIndex((part) => part.end > part.first);
     const layers = [
       ...(index === 0 ? ['embedding'] : []),
-      `${end - first === 1 ? 'layer' : 'layers'} ${showRanges(Array.from({ length: end - first }, (_, at) => first + at))}`,
-      ...(index === parts.length - 1 ? ['head'] : []),
+      ...(end > first
+        ? [
+            `${end - first === 1 ? 'layer' : 'layers'} ${showRanges(Array.from({ length: end - first }, (_, at) => first + at))}`,
+          ]
+        : []),
+      ...(index === last ? ['head'] : []),
+      ...(computed === undefined
+        ? []
+        : [`experts of ${computed.length === 1 ? 'layer' : 'layers'} ${showRanges(computed)}`]),
     ];
     const checks = device === 'gpu' && plan.unchecked === false ? ['with its own checks'] : [];
     const said = [name, ...checks, ...own].join(', ');
     return [index === 0 ? 'device' : '', parts.length === 1 ? said : `${layers.join(', ')}: ${said}`];
   });
   return deviceReason === undefined ? rows : [...rows, ['', `auto was asked for, but ${deviceReason}`]];
+}
+
+/** How experts are split, in two lines. */
+function experts({ experts: split }: Plan): Row[] {
+  if (split === undefined) return [];
+  const { policy, slots, experts: all, recommended, status, uploads, passingRows } = split;
+  const share = Math.round((slots / all) * 100);
+  const held =
+    slots === 0
+      ? 'none on the GPU'
+      : `${showCount(slots)} of ${showCount(all)} on the GPU (${share}%, ${policy}${uploads > 0 ? `, at most ${showCount(uploads)} brought there a step` : ''})`;
+  const verdict = slots === 0 ? '' : `; ${showCount(recommended)} are recommended: ${status}`;
+  const prompts =
+    passingRows === 1
+      ? 'of a prompt all others pass through the GPU'
+      : `of a prompt those pass through the GPU that ${showCount(passingRows)} rows or more chose`;
+  return [
+    ['experts', `${held}${verdict}`],
+    ['', `the others on the CPU; ${prompts}`],
+  ];
 }
 
 function memory(plan: Plan): string[] {
@@ -229,8 +261,10 @@ function formatsByOutput(plan: Plan): ReadonlyMap<string, string> {
   for (const { name, format, shape } of plan.weights) {
     if (shape.length < 2) continue;
     const moe = /^(layers\.\d+\.moe)\.(gate|up|down|shared\.(gate|up|down))$/.exec(name);
-    if (moe !== null) add(moe[1]!, format);
-    else if (outputs.has(name)) add(name, format);
+    if (moe !== null)
+      for (const output of [moe[1]!, `${moe[1]!}.experts`])
+        if (outputs.has(output)) add(output, format);
+        else if (outputs.has(name)) add(name, format);
     if (name === 'embedding') add('embedded', format);
     if (name === 'head' || (name === 'embedding' && !head)) add('logits', format);
   }

@@ -149,4 +149,3 @@ export function weightsOf(operation: Operation, weights: Weights): KernelRequest
     }),
   );
 }
-

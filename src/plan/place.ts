@@ -152,14 +152,19 @@ function sharedWith(request: PlanRequest, parts: readonly Part[], split: Split |
   const shared = sharedBy(request, parts);
   if (split === undefined) return shared;
   const given = { request, promptRows: shared.promptRows, largest: bindsAtOnce(request) };
-  const none = planExperts({ ...split, size: { kind: 'slots', slots: 0 } }, { ...given, budget: 0 });
   const [part] = parts as [Part];
-  if (split.size !== 'fill' || part.memoryBytes === undefined) {
+  const { memoryBytes } = part;
+  if (split.size !== 'fill' || memoryBytes === undefined) {
     return { ...shared, experts: planExperts(split, { ...given, budget: Number.POSITIVE_INFINITY }) };
   }
-  const without = { ...shared, experts: none };
-  const { total } = placePart(part, without, chooseRows(part, without), hopedContext(request));
-  return { ...shared, experts: planExperts(split, { ...given, budget: Math.max(0, part.memoryBytes - total) }) };
+  // More slots may take more slabs, and these have a part that is no cache: what is too much is taken from the budget again.
+  let budget = memoryBytes;
+  for (;;) {
+    const tried = { ...shared, experts: planExperts(split, { ...given, budget }) };
+    const over = placePart(part, tried, chooseRows(part, tried), hopedContext(request)).total - memoryBytes;
+    if (over <= 0 || budget === 0) return tried;
+    budget = Math.max(0, budget - over);
+  }
 }
 
 /**

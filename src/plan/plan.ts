@@ -3,8 +3,8 @@
  * bytes.
  */
 
-import type { CacheType, Mode } from '../backend/kernel.ts';
 import type { Slab } from '../backend/gpu/slab.ts';
+import type { CacheType, Mode } from '../backend/kernel.ts';
 import type { OperationKind, WeightName } from '../model/graph.ts';
 import type { FormatId } from '../quant/index.ts';
 

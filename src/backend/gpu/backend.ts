@@ -6,7 +6,7 @@ import type { Platform } from '../../platform/platform.ts';
 import type { Backend, DeviceBandwidth, Executable, PrepareRequest, RunProfile, Step } from '../backend.ts';
 import { checkStep, incomingRows } from '../check-step.ts';
 import { measureGpuBandwidth } from './bandwidth.ts';
-import type { RunShape } from './builder.ts';
+import type { Binding, RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
 import { DeviceBuffers, type SamplingBuffers } from './device-buffers.ts';
 import { GpuDrawer } from './drawer.ts';
@@ -19,6 +19,7 @@ import { readBuffer } from './readback.ts';
 import { Recorder } from './recorder.ts';
 import type { GpuRow } from './row.ts';
 import { gpuRows } from './rows.ts';
+import { makeSplit } from './split.ts';
 import type { SplitRun } from './split-run.ts';
 import { writeStep } from './step-buffer.ts';
 import { storeOnGpu } from './store.ts';
@@ -42,10 +43,12 @@ async function prepare(request: PrepareRequest, place: Platform, lent: Gpu | und
     const program = programFor(request);
     buffers = await DeviceBuffers.make(gpu, request, program);
     const { weights } = buffers;
-    const recorder = await Recorder.make(gpu, program.dispatches, (binding) => (buffers as DeviceBuffers).of(binding));
+    const bufferOf = (binding: Binding) => (buffers as DeviceBuffers).of(binding);
+    const recorder = await Recorder.make(gpu, program.dispatches, bufferOf);
     const planes = planeMaker(place, request);
     await storeOnGpu(request, gpu, { buffers: weights, planes }).finally(() => planes.close());
-    return new GpuExecutable(request, { gpu, program, buffers, recorder, split: undefined, release });
+    const split = await makeSplit(request, { gpu, program, recorder, bufferOf, platform: place });
+    return new GpuExecutable(request, { gpu, program, buffers, recorder, split, release });
   } catch (error) {
     release();
     // Mapped memory that cannot be had is no event of the device.
@@ -130,7 +133,7 @@ export class GpuExecutable implements Executable {
     this.#split = made.split;
     this.#release = made.release;
     this.#words = new Uint32Array(made.program.step.words);
-    this.bytes = made.buffers.bytes;
+    this.bytes = made.buffers.bytes + (made.split?.bytes ?? 0);
     const { sampling } = made.program;
     // The host has a part in each step anyway.
     if (sampling !== undefined && this.#split === undefined) {

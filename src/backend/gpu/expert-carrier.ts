@@ -7,9 +7,9 @@ import { OutOfMemoryError } from '../../errors.ts';
 import type { Weights } from '../../model/weights.ts';
 import type { ExpertRunner } from '../backend.ts';
 import type { Gpu } from './device.ts';
-import { planeWords } from './formats.ts';
 import { gpuFormat } from './formats/index.ts';
-import { type RepackJob, type RepackKind, Repacker } from './repack.ts';
+import { planeWords } from './formats.ts';
+import { Repacker, type RepackJob, type RepackKind } from './repack.ts';
 import { EXPERT_PARTS, expertName, type Slab, slabWeight } from './slab.ts';
 import type { Carrier, Placing } from './split-run.ts';
 
@@ -105,21 +105,27 @@ export class ExpertCarrier implements Carrier {
     const size = Math.ceil(Math.max(STAGING_BYTES, largest) / 16) * 16;
     return gpu.guarded(() => {
       try {
-        const stagings = Array.from({ length: STAGINGS }, (_, index): Staging => ({
-          buffer: device.createBuffer({
-            label: `experts on their way ${index}`,
-            size,
-            usage: MAP_WRITE | COPY_SRC,
-            mappedAtCreation: true,
+        const stagings = Array.from(
+          { length: STAGINGS },
+          (_, index): Staging => ({
+            buffer: device.createBuffer({
+              label: `experts on their way ${index}`,
+              size,
+              usage: MAP_WRITE | COPY_SRC,
+              mappedAtCreation: true,
+            }),
           }),
-        }));
+        );
         const raw = device.createBuffer({ label: 'experts as they come', size, usage: STORAGE | COPY_DST });
         return new ExpertCarrier(options, { repacker, parts, stagings, raw });
       } catch (cause) {
         // Mapped memory that cannot be had is no event of the device.
-        throw new OutOfMemoryError(`memory for bringing experts to the GPU cannot be had: ${(cause as Error).message}`, {
-          cause,
-        });
+        throw new OutOfMemoryError(
+          `memory for bringing experts to the GPU cannot be had: ${(cause as Error).message}`,
+          {
+            cause,
+          },
+        );
       }
     });
   }

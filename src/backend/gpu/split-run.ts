@@ -29,8 +29,10 @@ export interface Placing {
 /** Which experts are in slots, as the host knows it: what it says changes between runs only. */
 export interface Residency {
   slotOf(layer: number, expert: number): number | undefined;
-  /** Of a layer's run: how many of its (row, rank) pairs chose each expert. */
-  chosen(layer: number, counts: Int32Array, mode: Mode): void;
+  /** Which experts the rows of a layer's run chose, [rows · used]. */
+  chosen(layer: number, ids: ArrayLike<number>, rows: number): void;
+  /** A run over so many rows has been through all layers. */
+  ended(rows: number): void;
   /** Before a run: experts that go to slots now. What was in these slots is not there any more. */
   begin(mode: Mode): readonly Placing[];
   /** The experts of `begin` are in their slots. */
@@ -48,6 +50,12 @@ export interface Carrier {
    * @throws DeviceLostError `device_lost`
    */
   carry(placings: readonly Placing[]): Promise<void>;
+  /** Gives up what is on its way. */
+  destroy(): void;
+  /** Settles when nothing is on its way any more. */
+  settled(): Promise<void>;
+  /** Bytes on the device. */
+  readonly bytes: number;
 }
 
 export interface SplitOptions {
@@ -113,7 +121,7 @@ export class SplitRun {
   }
 
   get bytes(): number {
-    return this.#readback.size;
+    return this.#readback.size + this.#options.carrier.bytes;
   }
 
   /**
@@ -127,7 +135,7 @@ export class SplitRun {
   ): Promise<{ readonly encoder: GPUCommandEncoder; readonly submitted: () => Promise<void> }> {
     const { residency, carrier } = this.#options;
     const placings = residency.begin(mode);
-    this.#writeTables();
+    this.writeTables();
     let carried: Promise<void> | undefined;
     const carry = () => {
       carried ??= carrier.carry(placings);
@@ -135,11 +143,12 @@ export class SplitRun {
       carried.catch(() => {});
     };
     const submitted = async () => {
+      residency.ended(shape.rows);
       if (placings.length === 0) return;
       carry();
       await carried;
       residency.commit();
-      this.#writeTables();
+      this.writeTables();
     };
     try {
       return { encoder: await this.#runLayers(mode, shape, carry), submitted };
@@ -147,7 +156,7 @@ export class SplitRun {
       // What is on its way to a slot is there before anything else goes to it.
       await Promise.allSettled([carried]);
       residency.abort();
-      this.#writeTables();
+      this.writeTables();
       throw error;
     }
   }
@@ -172,11 +181,12 @@ export class SplitRun {
   abandon(): void {
     this.#ended = true;
     this.#readback.destroy();
+    this.#options.carrier.destroy();
   }
 
   /** Settles when nothing is being read any more. */
   async settled(): Promise<void> {
-    await Promise.allSettled([this.#reading]);
+    await Promise.allSettled([this.#reading, this.#options.carrier.settled()]);
   }
 
   #buffer(name: string): GPUBuffer {
@@ -233,9 +243,7 @@ export class SplitRun {
     const { residency, shape } = this.#options;
     const { layer } = pause;
     const groups = groupsOf(choice.ids, shape.experts);
-    const counts = new Int32Array(shape.experts);
-    for (const { expert, pairs } of groups) counts[expert] = pairs.length;
-    residency.chosen(layer, counts, mode);
+    residency.chosen(layer, choice.ids, run.rows);
     const absent = groups.filter(({ expert }) => residency.slotOf(layer, expert) === undefined);
     const passing = mode === 'prompt' ? this.#passing(absent) : [];
     const through = new Set(passing);
@@ -311,7 +319,8 @@ export class SplitRun {
     this.#placed = false;
   }
 
-  #writeTables(): void {
+  /** Tells the device what has changed of who is in slots. Not while a run is under way. */
+  writeTables(): void {
     for (const layer of this.#options.residency.changed()) this.#writeTable(layer);
   }
 

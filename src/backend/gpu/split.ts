@@ -1,0 +1,84 @@
+/** Sets up what a model with split experts needs beside its program: slots, what brings experts there, and who computes the others. */
+
+import { InternalError } from '../../errors.ts';
+import { ExpertCache } from '../../experts/cache.ts';
+import type { Platform } from '../../platform/platform.ts';
+import type { PrepareRequest } from '../backend.ts';
+import type { Binding } from './builder.ts';
+import type { Gpu } from './device.ts';
+import { ExpertCarrier } from './expert-carrier.ts';
+import type { GpuProgram } from './layout.ts';
+import type { Recorder } from './recorder.ts';
+import { CachedResidency } from './residency.ts';
+import { SplitRun } from './split-run.ts';
+
+/**
+ * @returns undefined where no experts are split
+ * @throws OutOfMemoryError `out_of_memory`
+ */
+export async function makeSplit(
+  { plan, spec, weights, experts }: PrepareRequest,
+  made: {
+    readonly gpu: Gpu;
+    readonly program: GpuProgram;
+    readonly recorder: Recorder;
+    readonly platform: Platform;
+    readonly bufferOf: (binding: Binding) => GPUBuffer;
+  },
+): Promise<SplitRun | undefined> {
+  const { gpu, program, recorder, platform, bufferOf } = made;
+  const split = plan.experts;
+  if (split === undefined) return undefined;
+  const { layers, slabs, policy, uploads, passingRows, hostPairs } = split;
+  const first = spec.layers[layers[0] as number]?.feedForward;
+  const home = experts?.home?.bind(experts);
+  if (experts === undefined || home === undefined || first?.kind !== 'moe') {
+    throw new InternalError('experts are split, and nobody computes those that the GPU does not hold');
+  }
+  const { experts: count, used } = first.moe;
+  const cache = new ExpertCache({
+    policy,
+    experts: count,
+    groups: slabs.filter(({ slots }) => slots > 0),
+  });
+  const residency = new CachedResidency(cache, uploads);
+  const carrier = await ExpertCarrier.make({
+    gpu,
+    slabs,
+    weights,
+    home,
+    bufferOf: (name) => bufferOf({ kind: 'weight', name }),
+    copyBytes: (from, to) => platform.copyBytes(from, to),
+  });
+  const slabOf = new Map(slabs.flatMap((slab) => slab.layers.map((layer) => [layer, slab] as const)));
+  const run = new SplitRun({
+    gpu,
+    recorder,
+    bufferOf,
+    residency,
+    carrier,
+    elsewhere: experts,
+    pauses: program.pauses,
+    shape: {
+      hidden: spec.hidden,
+      used,
+      experts: count,
+      rows: Math.max(plan.maxRows.prompt, plan.maxRows.step),
+      hostPairs,
+      passingRows,
+      passing: (layer) => {
+        const { slots, passing } = slabOf.get(layer) as (typeof slabs)[number];
+        return { first: slots, count: passing };
+      },
+    },
+  });
+  try {
+    await carrier.carry(residency.fill());
+    residency.commit();
+    run.writeTables();
+    return run;
+  } catch (error) {
+    run.abandon();
+    throw error;
+  }
+}
