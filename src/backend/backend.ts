@@ -127,7 +127,15 @@ export interface ExpertRunner {
    * @throws NonFiniteError `non_finite` naming the layer
    */
   compute(work: ExpertWork, aside?: () => void): Float32Array;
+  /**
+   * The bytes of an expert's matrix where they lie, whole groups of rows in the layout of the CPU's kernels
+   * (`cpu/formats.ts`); in memory that other threads read, too. Absent where weights are not stored so.
+   */
+  home?(layer: number, part: ExpertPart, expert: number): Uint8Array;
 }
+
+/** The matrices of an expert. */
+export type ExpertPart = 'gate' | 'up' | 'down';
 
 /** Where the time of a run of the graph goes. */
 export interface RunProfile {

@@ -25,9 +25,11 @@ export function cutGraph(graph: Graph, borders: readonly number[]): readonly Gra
     const all: Operation[] =
       incoming === undefined ? operations : [{ kind: 'incoming', layer, output: incoming }, ...operations];
     const made = new Set(all.map(({ output }) => output));
+    // What single experts read is made on another device.
+    const given = new Set(all.flatMap((operation) => (operation.kind === 'experts' ? [operation.input] : [])));
     return {
       operations: all,
-      widths: Object.fromEntries(Object.entries(graph.widths).filter(([name]) => made.has(name))),
+      widths: Object.fromEntries(Object.entries(graph.widths).filter(([name]) => made.has(name) || given.has(name))),
       logits: outgoing ?? graph.logits,
       ...(outgoing === undefined ? {} : { outgoing }),
       hidden: graph.hidden.filter((name) => made.has(name)),

@@ -8,7 +8,8 @@ import type { Plan } from '../../plan/plan.ts';
 import { type Platform, type PlatformWorker, platform } from '../../platform/index.ts';
 import type { Backend, Executable, PrepareRequest, Step } from '../backend.ts';
 import { checkStep, incomingRows } from '../check-step.ts';
-import { Fault } from './control.ts';
+import { CpuExpertRunner, readRows } from './expert-runner.ts';
+import { throwFault } from './faults.ts';
 import { layOut } from './layout.ts';
 import { Pool } from './pool.ts';
 import type { CpuProgram } from './program.ts';
@@ -78,12 +79,6 @@ async function kernelModule(place: Platform, plan: Plan): Promise<WebAssembly.Mo
   return WebAssembly.compile(await place.readAsset(name));
 }
 
-const faultTexts: Readonly<Record<number, string>> = {
-  [Fault.notFinite]: 'a value is not finite; the weights are damaged or the model does not fit its format',
-  [Fault.router]: 'the router gave NaN; the weights are damaged',
-  [Fault.cache]: 'a key or value is not finite or too large for the cache; ask for one of f32 (--kv f32)',
-};
-
 interface RopeState {
   readonly table: RopeTable;
   readonly offset: number;
@@ -94,6 +89,7 @@ interface RopeState {
 
 class CpuExecutable implements Executable {
   readonly bytes: number;
+  readonly experts?: CpuExpertRunner;
   readonly #spec: ModelSpec;
   readonly #program: CpuProgram;
   readonly #plan: Plan;
@@ -109,6 +105,7 @@ class CpuExecutable implements Executable {
     this.#program = program;
     this.#pool = pool;
     this.#graph = graph;
+    if (program.experts.length > 0) this.experts = new CpuExpertRunner(pool, program, graph);
     this.bytes = program.arenas.reduce((sum, bytes) => sum + bytes, 0);
     const factors = program.weights.ropeFactors;
     this.#ropes = program.ropes.map(({ offset, pairs, rope }) => {
@@ -124,11 +121,16 @@ class CpuExecutable implements Executable {
 
   async run(step: Step): Promise<Float32Array> {
     if (this.#disposed) throw new DisposedError('the CPU backend');
+    if (this.#program.sections[0]?.length === 0) throw new InternalError('a run was asked for where only experts are');
     checkStep(step, this.#plan, this.#spec.vocabulary);
     this.#write(step);
     this.#rows = step.tokens.length;
     this.#pool.run(step.tokens.length, step.wanted.length);
-    this.#checkFault(step);
+    const { mode, tokens, positions } = step;
+    throwFault(this.#pool, `the ${mode} of ${tokens.length} rows from position ${positions[0]} on`, {
+      mode,
+      position: positions[0],
+    });
     const { outgoing, logits } = this.#graph;
     const given = outgoing === undefined ? this.#read(logits, step.wanted.length) : this.#read(outgoing, this.#rows);
     this.#requireFinite(given, step);
@@ -178,19 +180,6 @@ class CpuExecutable implements Executable {
     rope.filled = Math.max(rope.filled, positions);
   }
 
-  #checkFault(step: Step): void {
-    const fault = this.#pool.control.takeFault();
-    if (fault === undefined) return;
-    if (fault.kind === Fault.crash) throw this.#pool.crash();
-    const { layer } = fault;
-    const where = layer < 0 ? 'the embedding' : `layer ${layer} (blk.${layer})`;
-    const position = step.positions[0];
-    throw new NonFiniteError(
-      `${where}: ${faultTexts[fault.kind]}, in the ${step.mode} of ${step.tokens.length} rows from position ${position} on`,
-      { data: { layer, mode: step.mode, position } },
-    );
-  }
-
   /** What comes after the last norm has no other norm to find it: the logits, or the last layer's rows for another part. */
   #requireFinite(given: Float32Array, step: Step): void {
     let nothing = 0;
@@ -215,21 +204,15 @@ class CpuExecutable implements Executable {
     const place = this.#program.values[name];
     const width = this.#graph.widths[name];
     if (place === undefined || width === undefined) throw new InternalError(`no value is called ${name}`);
-    const stride = place.stride / 4;
     const own =
       this.#rows === 1 && place.alone !== undefined ? (this.#program.scratch[0] as number) + place.alone : undefined;
-    const from = (own ?? place.offset) / 4;
-    if (stride === width) return f32.subarray(from, from + rows * width);
-    const result = new Float32Array(rows * width);
-    for (let row = 0; row < rows; row++) {
-      result.set(f32.subarray(from + row * stride, from + row * stride + width), row * width);
-    }
-    return result;
+    return readRows(f32, { offset: own ?? place.offset, stride: place.stride }, { rows, width });
   }
 
   async dispose(): Promise<void> {
     if (this.#disposed) return;
     this.#disposed = true;
+    this.experts?.close();
     await this.#pool.dispose();
   }
 }

@@ -3,12 +3,12 @@
  * in which it lives, and turns the result into a `CpuProgram`. Pure: the plan and the backend both call it and agree.
  */
 
-import type { Graph, Operation, ValueName, WeightName } from '../../model/graph.ts';
+import type { ExpertsOperation, Graph, Operation, ValueName, WeightName } from '../../model/graph.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import type { CacheType } from '../kernel.ts';
 import { acceptsWeight, cpuFormat, type Encoding, encodedBlockBytes, groupBytes, groupsOf } from './formats.ts';
-import type { CachePlace, Place, RopePlace, Space, StepPlaces, Task, WeightPlace } from './program.ts';
+import type { CachePlace, ExpertsPlace, Place, RopePlace, Space, StepPlaces, Task, WeightPlace } from './program.ts';
 
 /** What tasks ask for when every address is known. */
 export interface Addresses {
@@ -36,7 +36,18 @@ export interface Emission {
   make(at: Addresses): Task;
 }
 
+/** What stands before a section that is started by itself: what its caller writes first, and where that lies. */
+export interface Entry {
+  readonly layer: number;
+  /** Names of what the caller writes, or has written, before the section runs. */
+  readonly given: readonly string[];
+  /** Bytes of scratch in arena 0 that the caller takes for it. */
+  readonly scratch: number;
+  make(at: Addresses): Omit<ExpertsPlace, 'layer' | 'section'>;
+}
+
 export interface BuiltStage {
+  readonly section: number;
   readonly space: Space;
   readonly emissions: Emission[];
 }
@@ -68,7 +79,11 @@ export class Builder {
   readonly cacheType: CacheType;
   /** Pages that one sequence may have. */
   readonly cachePages: number;
+  /** Most pairs of an `experts` operation. */
+  readonly expertPairs: number;
   readonly stages: BuiltStage[] = [];
+  /** Of the sections from 1 on, in order. */
+  readonly entries: Entry[] = [];
   /** Bytes of everything in arena 0 that lives for some stages, and what a run of one row takes of them. */
   readonly bytes = new Map<string, number>();
   readonly bytesAlone = new Map<string, number>();
@@ -84,6 +99,7 @@ export class Builder {
     readonly wanted: number;
     readonly cacheType: CacheType;
     readonly cachePages: number;
+    readonly expertPairs: number;
   }) {
     this.graph = options.graph;
     this.spec = options.spec;
@@ -92,6 +108,7 @@ export class Builder {
     this.wanted = options.wanted;
     this.cacheType = options.cacheType;
     this.cachePages = options.cachePages;
+    this.expertPairs = options.expertPairs;
     for (const operation of options.graph.operations) {
       for (const { input, weight } of productsOf(operation)) {
         const wanted = this.#encodings.get(input) ?? new Set();
@@ -160,10 +177,16 @@ export class Builder {
     }
   }
 
+  /** Begins a section of its own: what is emitted from here on belongs to it. */
+  enter(entry: Entry): void {
+    this.entries.push(entry);
+  }
+
   /** Puts a task behind those emitted before: into the last stage where that is sound, else into a new one. */
   emit(emission: Emission): void {
     const last = this.stages.at(-1);
-    if (last !== undefined && last.space === emission.space) {
+    const section = this.entries.length;
+    if (last !== undefined && last.space === emission.space && last.section === section) {
       // Rows are chained: whoever does a row does all of the chain. Units must not wait for each other.
       const written = new Set(last.emissions.flatMap(({ writes }) => writes));
       if (emission.space !== 'units' || !emission.reads.some((name) => written.has(name))) {
@@ -171,8 +194,15 @@ export class Builder {
         return;
       }
     }
-    this.stages.push({ space: emission.space, emissions: [emission] });
+    this.stages.push({ section, space: emission.space, emissions: [emission] });
   }
+}
+
+const ALIGNMENT = 64;
+
+/** The next offset at which anything may lie. */
+export function align(offset: number): number {
+  return Math.ceil(offset / ALIGNMENT) * ALIGNMENT;
 }
 
 /** Bytes between rows of a value: whole groups of four, so that a product may write its last group in full. */
@@ -197,9 +227,18 @@ export function productsOf(operation: Operation): { readonly input: ValueName; r
       if (moe.shared?.gated === true) names.push('shared.router');
       return names.map((name) => ({ input, weight: `${prefix}.${name}` }));
     }
+    case 'experts': {
+      const input = normedName(operation);
+      return ['gate', 'up'].map((name) => ({ input, weight: `${operation.prefix}.${name}` }));
+    }
     default:
       return [];
   }
+}
+
+/** What gate and up of single experts are multiplied with. */
+export function normedName({ input, norm, output }: ExpertsOperation): ValueName {
+  return norm === undefined ? input : `${output}.normed`;
 }
 
 /** Bytes of a weight at its home: matrices in whole groups, vectors as f32. */

@@ -24,6 +24,7 @@ interface Shared {
 
 const UNITS = 37;
 const LIMIT_MS = 60_000;
+const SPIN_MS = 0.05;
 
 /** Some time in which nothing is waited for, longer than others spin. */
 function dawdle(milliseconds: number): void {
@@ -52,7 +53,7 @@ function work(shared: Shared, control: Control, count: number): void {
 
 if (!isMainThread) {
   const shared = workerData as Shared;
-  const control = new Control(shared.control, shared.threads);
+  const control = new Control(shared.control, shared.threads, SPIN_MS);
   let generation = 0;
   for (;;) {
     const next = control.next(generation);
@@ -75,7 +76,7 @@ if (!isMainThread) {
     test(`${threads} workers stay in step over ${commands} × ${rounds} rounds${lateEach ? ', some of them late' : ''}`, async () => {
       const buffer = (words: number) => new SharedArrayBuffer(words * 4);
       const all = { control: buffer(CONTROL_WORDS), rounds: buffer(threads), units: buffer(UNITS), faults: buffer(2) };
-      const control = new Control(all.control, threads);
+      const control = new Control(all.control, threads, SPIN_MS);
       const own: Shared = { ...all, threads, worker: 0, lateEach };
       const others = Array.from({ length: threads - 1 }, (_, index) => {
         return new Worker(new URL(import.meta.url), { workerData: { ...own, worker: index + 1 } });
@@ -96,7 +97,7 @@ if (!isMainThread) {
   }
 
   test('the first fault is kept, with its layer, until it is taken', () => {
-    const control = new Control(new SharedArrayBuffer(CONTROL_WORDS * 4), 1);
+    const control = new Control(new SharedArrayBuffer(CONTROL_WORDS * 4), 1, SPIN_MS);
     assert.equal(control.takeFault(), undefined);
     for (const [kind, layer] of [
       [Fault.notFinite, -1],
@@ -111,14 +112,14 @@ if (!isMainThread) {
   });
 
   test('a barrier of one worker resets the work counter, as of many', () => {
-    const control = new Control(new SharedArrayBuffer(CONTROL_WORDS * 4), 1);
+    const control = new Control(new SharedArrayBuffer(CONTROL_WORDS * 4), 1, SPIN_MS);
     assert.deepEqual([control.claim(3), control.claim(1), control.claim(1)], [0, 3, 4]);
     control.barrier();
     assert.equal(control.claim(2), 0);
   });
 
   test('a command counts generations, so that nobody takes it twice', () => {
-    const control = new Control(new SharedArrayBuffer(CONTROL_WORDS * 4), 2);
+    const control = new Control(new SharedArrayBuffer(CONTROL_WORDS * 4), 2, SPIN_MS);
     control.command(Command.run, 5);
     assert.deepEqual(control.next(0), { generation: 1, command: Command.run, argument: 5 });
     control.command(Command.store, 6);

@@ -1,6 +1,6 @@
 /**
  * The shared words by which the workers of a pool keep in step: a command with its generation, a work counter, a barrier,
- * and the first fault. Waiting spins for at most 50 µs, then sleeps.
+ * and the first fault. Waiting spins for a while, then sleeps.
  */
 
 /** Words of the control block (Int32). */
@@ -15,10 +15,8 @@ const PHASE = 5;
 const SLEEPERS = 6;
 const FAULT = 7;
 
-const SPIN_MS = 0.05;
-
 /** What the pool is told to do. */
-export const Command = { exit: 0, run: 1, store: 2, measure: 3 } as const;
+export const Command = { exit: 0, run: 1, store: 2, measure: 3, experts: 4 } as const;
 
 /** Kinds of fault; a fault word is layer · 16 + kind, with layer + 1 so that the embedding (-1) fits. */
 export const Fault = { none: 0, notFinite: 1, router: 2, crash: 3, cache: 4 } as const;
@@ -26,10 +24,13 @@ export const Fault = { none: 0, notFinite: 1, router: 2, crash: 3, cache: 4 } as
 export class Control {
   readonly words: Int32Array;
   readonly threads: number;
+  readonly #spinMs: number;
 
-  constructor(buffer: SharedArrayBuffer, threads: number) {
+  /** @param spinMs how long a wait spins before it sleeps */
+  constructor(buffer: SharedArrayBuffer, threads: number, spinMs: number) {
     this.words = new Int32Array(buffer);
     this.threads = threads;
+    this.#spinMs = spinMs;
   }
 
   /** Tells the others; the caller then does its own share. */
@@ -96,7 +97,7 @@ export class Control {
       pause();
       if (spins % 64 !== 0) continue;
       const now = performance.now();
-      if (until === 0) until = now + SPIN_MS;
+      if (until === 0) until = now + this.#spinMs;
       else if (now > until) {
         // Announced before sleeping: who advances after this sees a sleeper, who advanced before makes `wait` return at once.
         Atomics.add(words, SLEEPERS, 1);

@@ -1,4 +1,15 @@
-/** What the CPU kernels know of each weight format: its number in the WASM tables and how a block is laid out in a group. */
+/**
+ * What the CPU kernels know of each weight format: its number in the WASM tables and how a block is laid out in a group.
+ *
+ * A matrix at its home is groups of four rows, one after the other, the last one filled up with rows of zero bytes; a stack is
+ * its matrices one after the other. A group has the bytes of its four rows and no others, in this order: block by block along
+ * the rows, in a block segment by segment (`segments`), in a segment unit by unit, and of each unit that of row 0, row 1, row 2
+ * and row 3. So the unit u of row r in segment s of block b lies at
+ *
+ *     4 · (b · blockBytes + what the segments before s take) + (4 · u + r) · unit
+ *
+ * and reading units at a stride of four gives a row's block back as the file has it.
+ */
 
 import { acceptsBlocks, type FormatId, formatOf } from '../../quant/index.ts';
 

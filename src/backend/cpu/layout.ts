@@ -2,20 +2,29 @@
 
 import { OutOfMemoryError } from '../../errors.ts';
 import { cachedLayersOf } from '../../model/cut.ts';
-import type { Graph } from '../../model/graph.ts';
+import type { ExpertsOperation, Graph } from '../../model/graph.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import { PAGE_ROWS } from '../backend.ts';
+import { expertsByLayer } from '../check-experts.ts';
 import { type CacheType, MAX_STEP_ROWS } from '../kernel.ts';
-import { type Addresses, Builder, homeBytes } from './builder.ts';
-import type { CachePlace, CpuProgram, Place, RopePlace, StepPlaces, WeightPlace } from './program.ts';
+import { type Addresses, align, Builder, homeBytes } from './builder.ts';
+import { livesOf, madeByRows, placeBuffers } from './lives.ts';
+import type { CachePlace, CpuProgram, Place, RopePlace, Stage, StepPlaces, WeightPlace } from './program.ts';
 import type { CpuRow } from './row.ts';
 
 /** The most one WebAssembly memory holds: 65,536 pages of 64 KiB, less one so that an end address fits in 32 bits. */
 export const MAX_ARENA_BYTES = 65535 * 65536;
 /** Nothing lies at the start of an arena: address 0 means absent. */
 const FIRST_BYTE = 1024;
-const ALIGNMENT = 64;
+/** Between two stages nobody waits longer for others than this takes, unless they are not running. */
+const SPIN_MS = 0.05;
+/**
+ * Beside another device the next command comes when that device has computed its part, about 0.1 ms later; waking up takes as
+ * long again. Spinning a little longer than such a wait costs less than being late at each layer.
+ */
+const BESIDE_SPIN_MS = 0.25;
+const LEAST_EXPERT_PAIRS = 2048;
 
 export interface LayoutOptions {
   readonly spec: ModelSpec;
@@ -31,6 +40,11 @@ export interface LayoutOptions {
   readonly wantedRows: number;
   readonly cacheType: CacheType;
   readonly arenaBytes: number;
+  /**
+   * Most pairs of one `experts` operation; default: as many as 64 rows use, at least 2,048; never more than all rows of a run
+   * use. A call of more is made in parts.
+   */
+  readonly expertPairs?: number;
 }
 
 /**
@@ -40,6 +54,8 @@ export interface LayoutOptions {
 export function layOut(options: LayoutOptions): CpuProgram {
   const { spec, graph, weights, threads, cacheType } = options;
   const rows = Math.max(options.promptRows, MAX_STEP_ROWS);
+  const apart = expertsByLayer(graph);
+  const expertPairs = expertPairsOf(options, [...apart.values()], rows);
   const builder = new Builder({
     graph,
     spec,
@@ -48,10 +64,14 @@ export function layOut(options: LayoutOptions): CpuProgram {
     wanted: options.wantedRows,
     cacheType,
     cachePages: pagesOf(options.context),
+    expertPairs,
   });
-  graph.operations.forEach((operation, index) => {
-    (options.rows[index] as CpuRow).emit(operation, builder);
-  });
+  // A section each: those of experts come after the run of the others.
+  for (const experts of [false, true]) {
+    graph.operations.forEach((operation, index) => {
+      if ((operation.kind === 'experts') === experts) (options.rows[index] as CpuRow).emit(operation, builder);
+    });
+  }
 
   const arenas = new Arenas(Math.min(options.arenaBytes, MAX_ARENA_BYTES));
   const step: StepPlaces = {
@@ -88,17 +108,18 @@ export function layOut(options: LayoutOptions): CpuProgram {
     rope: (rope) => ropePlace(rope, options.context, arenas, ropes, ropeIndex),
     step,
   };
-  const scratch = new Map<number, number>();
-  const stages = builder.stages.map(({ space, emissions }) => ({
-    space,
-    tasks: emissions.map((emission) => {
+  const scratch = new Map([[0, Math.max(0, ...builder.entries.map((entry) => entry.scratch))]]);
+  const sections: Stage[][] = [[], ...builder.entries.map(() => [])];
+  for (const { section, space, emissions } of builder.stages) {
+    const tasks = emissions.map((emission) => {
       const need = emission.scratch ?? 0;
       const touched = [0, ...(emission.weights ?? []).map((name) => found(placed, name).arena)];
       if (emission.cacheLayer !== undefined) touched.push((cache[emission.cacheLayer] as CachePlace).arena);
       for (const arena of touched) scratch.set(arena, Math.max(scratch.get(arena) ?? 0, need));
       return emission.make(at);
-    }),
-  }));
+    });
+    (sections[section] as Stage[]).push({ space, tasks });
+  }
   const scratchBytes = arenas.sizes.map((_, arena) => {
     const stored = [...weights.values()].filter(({ name }) => placed.get(name)?.arena === arena).map(storeScratch);
     const work = align(Math.max(scratch.get(arena) ?? 0, ...stored));
@@ -108,14 +129,19 @@ export function layOut(options: LayoutOptions): CpuProgram {
     arenas.end(arena, 'scratch', (scratchBytes[arena] as number) * threads),
   );
   const values: Record<string, Place> = {};
-  for (const name of Object.keys(graph.widths)) if (buffers.offsets.has(name)) values[name] = at.value(name);
+  for (const { kind, output } of graph.operations) {
+    if (kind !== 'experts' && buffers.offsets.has(output)) values[output] = at.value(output);
+  }
   return {
     threads,
     arenas: arenas.sizes.map((size) => Math.ceil(size / 65536) * 65536),
     scratch: scratchAt,
     scratchBytes,
     aloneBytes: alone.bytes,
-    stages,
+    spinMs: apart.size > 0 ? BESIDE_SPIN_MS : SPIN_MS,
+    sections,
+    experts: builder.entries.map(({ layer, make }, index) => ({ layer, section: index + 1, ...make(at) })),
+    expertLimits: { rows, pairs: expertPairs },
     weights: Object.fromEntries(placed),
     values,
     cache,
@@ -123,6 +149,11 @@ export function layOut(options: LayoutOptions): CpuProgram {
     ropes,
     buffers: [...arenas.totals].map(([name, bytes]) => ({ name, bytes })),
   };
+}
+
+function expertPairsOf(options: LayoutOptions, operations: readonly ExpertsOperation[], rows: number): number {
+  const used = Math.max(0, ...operations.map(({ moe }) => moe.used));
+  return Math.min(options.expertPairs ?? Math.max(MAX_STEP_ROWS * used, LEAST_EXPERT_PAIRS), rows * used);
 }
 
 function pagesOf(context: number): number {
@@ -179,78 +210,10 @@ class Arenas {
   }
 }
 
-function align(offset: number): number {
-  return Math.ceil(offset / ALIGNMENT) * ALIGNMENT;
-}
-
 function found<Value>(map: ReadonlyMap<string, Value>, name: string): Value {
   const value = map.get(name);
   if (value === undefined) throw new TypeError(`nothing was placed under the name ${name}`);
   return value;
-}
-
-interface Life {
-  first: number;
-  last: number;
-}
-
-/** The stages, first to last, in which each buffer must keep its bytes. */
-function livesOf(builder: Builder): Map<string, Life> {
-  const lives = new Map<string, Life>();
-  builder.stages.forEach(({ emissions }, index) => {
-    for (const { reads, writes } of emissions) {
-      for (const name of [...reads, ...writes]) {
-        if (!builder.bytes.has(name)) continue;
-        const life = lives.get(name);
-        if (life === undefined) lives.set(name, { first: index, last: index });
-        else life.last = index;
-      }
-    }
-  });
-  // A run of one row has no barrier after its rows: what they touch lives until the next that is sure to come.
-  const barriers = builder.stages.map(
-    ({ space, emissions }) => space === 'units' && emissions.some(({ optional }) => optional !== true),
-  );
-  for (const life of lives.values()) {
-    const next = barriers.indexOf(true, life.last);
-    life.last = next < 0 ? builder.stages.length : next;
-  }
-  const outcome = lives.get(builder.graph.logits);
-  if (outcome !== undefined) outcome.last = builder.stages.length;
-  return lives;
-}
-
-/** Names of what is made row by row, of which each worker has a copy for runs of one row. */
-function madeByRows(builder: Builder): Set<string> {
-  const made = builder.stages.filter(({ space }) => space !== 'units').flatMap(({ emissions }) => emissions);
-  return new Set(made.flatMap(({ writes }) => writes));
-}
-
-/**
- * Buffers whose lives do not meet may share bytes. The largest are placed first, each at the lowest place that is free for
- * its whole life.
- */
-function placeBuffers(
-  lives: ReadonlyMap<string, Life>,
-  sizes: ReadonlyMap<string, number>,
-): { readonly offsets: ReadonlyMap<string, number>; readonly bytes: number } {
-  const order = [...lives].sort(([a], [b]) => found(sizes, b) - found(sizes, a));
-  const placed: { first: number; last: number; from: number; to: number }[] = [];
-  const offsets = new Map<string, number>();
-  let height = 0;
-  for (const [name, { first, last }] of order) {
-    const bytes = align(found(sizes, name));
-    const meets = placed.filter((other) => other.first <= last && first <= other.last).sort((a, b) => a.from - b.from);
-    let from = 0;
-    for (const other of meets) {
-      if (from + bytes <= other.from) break;
-      from = Math.max(from, other.to);
-    }
-    placed.push({ first, last, from, to: from + bytes });
-    offsets.set(name, from);
-    height = Math.max(height, from + bytes);
-  }
-  return { offsets, bytes: height };
 }
 
 function incomingPlace(graph: Graph, rows: number, arenas: Arenas): Pick<StepPlaces, 'incoming'> {
@@ -301,7 +264,8 @@ function storeScratch({ shape, bytes }: Weight): number {
 /** The most that any task, or storing any weight, takes of a worker's scratch. */
 function mostScratch(builder: Builder): number {
   const tasks = builder.stages.flatMap(({ emissions }) => emissions.map(({ scratch = 0 }) => scratch));
-  return Math.max(0, ...tasks, ...[...builder.weights.values()].map(storeScratch));
+  const entries = builder.entries.map(({ scratch }) => scratch);
+  return Math.max(0, ...tasks, ...entries, ...[...builder.weights.values()].map(storeScratch));
 }
 
 function ropePlace(

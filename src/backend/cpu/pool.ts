@@ -21,8 +21,8 @@ export interface WorkerData {
   readonly worker: number;
 }
 
-/** A run's rows and wanted rows in one word. */
-const WANTED_SHIFT = 16;
+/** A command's argument has its rows in the lower half, and in the upper one wanted rows or the section. */
+const UPPER_SHIFT = 16;
 
 /** One worker, whichever thread it is on: does its share of any command. */
 export class PoolWorker {
@@ -31,13 +31,16 @@ export class PoolWorker {
   readonly #pieces: readonly StorePiece[];
 
   constructor(data: WorkerData) {
-    this.control = new Control(data.control, data.program.threads);
+    this.control = new Control(data.control, data.program.threads, data.program.spinMs);
     this.runner = new Runner({ ...data, control: this.control });
     this.#pieces = data.pieces;
   }
 
   perform(command: number, argument: number): void {
-    if (command === Command.run) this.runner.run(argument & ((1 << WANTED_SHIFT) - 1), argument >>> WANTED_SHIFT);
+    const rows = argument & ((1 << UPPER_SHIFT) - 1);
+    const upper = argument >>> UPPER_SHIFT;
+    if (command === Command.run) this.runner.run(0, rows, upper);
+    else if (command === Command.experts) this.runner.run(upper, rows, 0);
     else if (command === Command.store) this.#store(this.#pieces[argument] as StorePiece);
   }
 
@@ -99,7 +102,15 @@ export class Pool {
 
   /** One run over `rows` rows, of which `wanted` logits are wanted. Everything it reads lies in arena 0 already. */
   run(rows: number, wanted: number): void {
-    this.#command(Command.run, rows | (wanted << WANTED_SHIFT));
+    this.#command(Command.run, rows | (wanted << UPPER_SHIFT));
+  }
+
+  /**
+   * One run of a section of experts over `rows` rows.
+   * @param aside what the owner does while the others begin. What it throws is thrown when all have ended.
+   */
+  runExperts(section: number, rows: number, aside?: () => void): void {
+    this.#command(Command.experts, rows | (section << UPPER_SHIFT), aside);
   }
 
   /** Puts a piece that has been read in order. */
@@ -113,9 +124,14 @@ export class Pool {
     return this.#crash ?? new InternalError('a worker failed; its message has not arrived yet');
   }
 
-  #command(command: number, argument: number): void {
+  #command(command: number, argument: number, aside?: () => void): void {
     this.#own.control.command(command, argument);
-    this.#own.perform(command, argument);
+    try {
+      aside?.();
+    } finally {
+      // The others wait for the owner at the next barrier, whatever came in between.
+      this.#own.perform(command, argument);
+    }
   }
 
   async dispose(): Promise<void> {

@@ -1,5 +1,5 @@
 /**
- * A graph for the pool: stages of tasks with a barrier after each. A `rows` stage is a chain of tasks done row by row, each
+ * A graph for the pool: sections that are run each by itself, and in them stages of tasks with a barrier after each. A `rows` stage is a chain of tasks done row by row, each
  * row by one worker; a `units` stage is tasks that do not depend on each other, cut into units.
  */
 
@@ -30,6 +30,27 @@ export interface Place {
    * then makes all of it for itself, which takes less than waiting for another.
    */
   readonly alone?: number;
+}
+
+/** Pairs of a row and an expert in order of their expert, in arena 0. */
+export interface PairPlaces {
+  /** The number of each pair, and its row. */
+  readonly order: Place;
+  readonly orderRows: Place;
+  /** How many experts have pairs, then (id, first, count) of each. */
+  readonly active: Place;
+}
+
+/** Of an `experts` operation: the section that does it, what it is given before, and what it gives; all in arena 0. */
+export interface ExpertsPlace {
+  readonly layer: number;
+  readonly section: number;
+  readonly input: Place;
+  /** [pairs] The expert of each pair. */
+  readonly ids: Place;
+  readonly pairs: PairPlaces;
+  /** [pairs, width] */
+  readonly output: Place;
 }
 
 /** Where a weight is. Matrices are in groups of four rows, `groupBytes` each; vectors are plain f32. */
@@ -78,7 +99,13 @@ export interface CpuProgram {
   readonly scratchBytes: readonly number[];
   /** Of a worker's scratch in arena 0 the first so many bytes are its own copies. */
   readonly aloneBytes: number;
-  readonly stages: readonly Stage[];
+  /** How long a worker that waits spins before it sleeps. */
+  readonly spinMs: number;
+  /** First a run of the graph, which may have no stages, then one for each `experts` operation. */
+  readonly sections: readonly (readonly Stage[])[];
+  readonly experts: readonly ExpertsPlace[];
+  /** Most rows, and most pairs, of one `experts` operation. */
+  readonly expertLimits: { readonly rows: number; readonly pairs: number };
   readonly weights: Readonly<Record<string, WeightPlace>>;
   readonly values: Readonly<Record<ValueName, Place>>;
   /** By layer; undefined for those of other parts. */

@@ -4,12 +4,19 @@ import { attentionRows } from './kernels/attention.ts';
 import { linearRows } from './kernels/linear.ts';
 import { moeRows } from './kernels/moe.ts';
 import { rowwiseRows } from './kernels/rowwise.ts';
+import { singleExpertRows } from './kernels/single-experts.ts';
 import type { CpuRow } from './row.ts';
 
 /** What every kernel is built with. Relaxed SIMD is used where it is there, and changes no bit. */
 const needed = ['simd', 'threads'];
 
-export const cpuRows: readonly CpuRow[] = [...rowwiseRows, ...linearRows, ...attentionRows, ...moeRows].map((row) => ({
+export const cpuRows: readonly CpuRow[] = [
+  ...rowwiseRows,
+  ...linearRows,
+  ...attentionRows,
+  ...moeRows,
+  ...singleExpertRows,
+].map((row) => ({
   ...row,
   accepts(request) {
     const lacking = needed.find((feature) => !request.features.has(feature));

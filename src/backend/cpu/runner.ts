@@ -17,7 +17,7 @@ export class Runner implements WorkerView {
   readonly step: StepShape = { rows: 0, wanted: 0 };
   /** Counts stages run, so that a task can tell what it brought into an arena in this one. */
   serial = 0;
-  readonly #stages: readonly RunningStage[];
+  readonly #sections: readonly (readonly RunningStage[])[];
   readonly #places: readonly { readonly place: { offset: number }; readonly shared: number; readonly alone: number }[];
   #alone = false;
   onCrash: (error: unknown) => void = () => {};
@@ -42,18 +42,17 @@ export class Runner implements WorkerView {
       brought: { serial: -1, from: 0, key: 0 },
     }));
     // The worker's own copy: its places change with what it runs.
-    const stages = structuredClone(program.stages);
-    this.#places = stages
-      .flatMap(({ tasks }) => tasks.flatMap(placesOf))
+    const sections = structuredClone(program.sections);
+    this.#places = sections
+      .flatMap((stages) => stages.flatMap(({ tasks }) => tasks.flatMap(placesOf)))
       .map((place) => ({
         place,
         shared: place.offset,
         alone: scratchOf(0) + (place.alone as number),
       }));
-    this.#stages = stages.map(({ space, tasks }) => ({
-      space,
-      tasks: tasks.map((task) => makeTask(task, this)),
-    }));
+    this.#sections = sections.map((stages) =>
+      stages.map(({ space, tasks }) => ({ space, tasks: tasks.map((task) => makeTask(task, this)) })),
+    );
   }
 
   /** The arena that holds activations. */
@@ -61,14 +60,14 @@ export class Runner implements WorkerView {
     return this.arenas[0] as Arena;
   }
 
-  /** This worker's share of one run; all workers call it at once. */
-  run(rows: number, wanted: number): void {
+  /** This worker's share of one run of a section; all workers call it at once. */
+  run(section: number, rows: number, wanted: number): void {
     this.step.rows = rows;
     this.step.wanted = wanted;
     this.#settle(rows === 1);
     // Whether workers may still be in stages that no barrier has ended.
     let open = false;
-    for (const stage of this.#stages) {
+    for (const stage of this.#sections[section] as readonly RunningStage[]) {
       this.serial++;
       const total = this.#total(stage);
       // Every worker finds the same total, so all skip the barrier together.

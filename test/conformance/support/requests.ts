@@ -191,6 +191,46 @@ function moeCase(): RowCase {
   };
 }
 
+function expertsRequest(change: Readonly<Record<string, WeightShape>>, moe: Partial<MoeSpec> = {}): KernelRequest {
+  const spec = { ...moeSpec, ...moe };
+  const norm = { weight: 'n', epsilon: 1e-6 };
+  const operation: Operation = { kind: 'experts', layer: 0, input: 'x', norm, prefix: 'm', moe: spec, output: 'y' };
+  const block = (...shape: number[]): WeightShape => ({ format: 'Q4_K', shape });
+  const weights = {
+    n: { format: 'F32', shape: [256] },
+    'm.gate': block(4, 256, 256),
+    'm.up': block(4, 256, 256),
+    'm.down': block(4, 256, 256),
+    ...change,
+  };
+  return requestFor(operation, { weights, widths: { x: 256, y: 256 } });
+}
+
+function expertsCase(): RowCase {
+  const parts = ['gate', 'up', 'down'].map((part) => `m.${part}`);
+  const each = (weight: WeightShape, reason: RegExp) =>
+    parts.map((part) => ({
+      request: expertsRequest({ [part]: weight }),
+      reason: new RegExp(`${part}.*${reason.source}`),
+    }));
+  return {
+    accepted: [
+      expertsRequest({}),
+      ...formats.flatMap(({ id }) =>
+        parts.map((part) => expertsRequest({ [part]: { format: id, shape: [4, 256, 256] } })),
+      ),
+      expertsRequest({ 'm.down': { format: 'MXFP4', shape: [4, 256, 32] } }),
+    ],
+    refused: [
+      { request: expertsRequest({}, { activation: 'gelu' as Activation }), reason: /gates with silu, found gelu/ },
+      ...each({ format: UNKNOWN, shape: [4, 256, 256] }, /found Q9_Z/),
+      ...each({ format: 'Q6_K', shape: [4, 256, 128] }, /multiples of 256 for Q6_K, found 128/),
+      ...each({ format: 'MXFP4', shape: [4, 256, 272] }, /multiples of 32 for MXFP4, found 272/),
+      ...each({ format: 'F32', shape: [256] }, /needs a matrix, found \[256\]/),
+    ],
+  };
+}
+
 const anything = (operation: Operation, widths: KernelRequest['widths']) => (): RowCase => ({
   accepted: [requestFor(operation, { widths }), requestFor(operation, { widths, cache: 'f32' })],
   refused: [],
@@ -203,6 +243,7 @@ const cases: Readonly<Partial<Record<OperationKind, (row: KernelRow) => RowCase>
   head: matrixCase,
   attention: attentionCase,
   moe: moeCase,
+  experts: expertsCase,
   norm: anything(
     { kind: 'norm', layer: 0, input: 'x', weight: 'w', epsilon: 1e-6, group: 3, output: 'y' },
     { x: 3, y: 3 },

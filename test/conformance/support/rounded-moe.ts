@@ -43,18 +43,10 @@ export function roundedMoe(
 ): Float32Array {
   const { experts, inner, shared, router, used } = moe;
   const hidden = weights('router').length / experts;
-  const times = (x: Float32Array, part: string, expert: number, rows: number) =>
-    linear(rounded(x, encoding(part)), {
-      data: weights(part),
-      offset: expert * rows * x.length,
-      rows,
-      columns: x.length,
-    });
-  const expertOf = (x: Float32Array, prefix: string, expert: number, width: number) => {
-    const gate = times(x, `${prefix}gate`, expert, width);
-    const up = times(x, `${prefix}up`, expert, width);
-    return times(glu(gate, up, moe.activation), `${prefix}down`, expert, hidden);
-  };
+  const times = (x: Float32Array, part: string, rows: number) =>
+    product(x, { weights, encoding, part, rows, index: 0 });
+  const expertOf = (x: Float32Array, prefix: string, expert: number, width: number) =>
+    roundedExpert(x, { ...moe, inner: width }, { weights, encoding, prefix, expert });
   const output = new Float32Array(input.length);
   for (let t = 0; t < input.length / hidden; t++) {
     const x = input.subarray(t * hidden, (t + 1) * hidden);
@@ -63,13 +55,45 @@ export function roundedMoe(
       for (let i = 0; i < hidden; i++) y[i] += weight * (made[i] as number);
     };
     const bias = router.selectionBias ? weights('selectionBias') : undefined;
-    const chosen = route(times(x, 'router', 0, experts), bias, router, used);
+    const chosen = route(times(x, 'router', experts), bias, router, used);
     chosen.experts.forEach((expert, rank) => {
       add(expertOf(x, '', expert, inner), chosen.weights[rank] as number);
     });
     if (shared === undefined) continue;
-    const gate = shared.gated ? 1 / (1 + Math.exp(-(times(x, 'shared.router', 0, 1)[0] as number))) : 1;
+    const gate = shared.gated ? 1 / (1 + Math.exp(-(times(x, 'shared.router', 1)[0] as number))) : 1;
     add(expertOf(x, 'shared.', 0, shared.inner), Math.fround(gate));
   }
   return output;
+}
+
+interface Rounding {
+  /** By part (`gate`, `shared.up` …), decoded. */
+  readonly weights: (part: string) => Float32Array;
+  /** What a part's activations are rounded to. */
+  readonly encoding: (part: string) => Encoding;
+}
+
+/** E_e(x) of one row, of the experts whose parts' names begin with `prefix`. */
+export function roundedExpert(
+  x: Float32Array,
+  { inner, activation }: Pick<MoeSpec, 'inner' | 'activation'>,
+  { prefix, expert, ...by }: Rounding & { readonly prefix: string; readonly expert: number },
+): Float32Array {
+  const gate = product(x, { ...by, part: `${prefix}gate`, rows: inner, index: expert });
+  const up = product(x, { ...by, part: `${prefix}up`, rows: inner, index: expert });
+  return product(glu(gate, up, activation), { ...by, part: `${prefix}down`, rows: x.length, index: expert });
+}
+
+function product(
+  x: Float32Array,
+  {
+    weights,
+    encoding,
+    part,
+    rows,
+    index,
+  }: Rounding & { readonly part: string; readonly rows: number; readonly index: number },
+): Float32Array {
+  const columns = x.length;
+  return linear(rounded(x, encoding(part)), { data: weights(part), offset: index * rows * columns, rows, columns });
 }

@@ -8,17 +8,8 @@ import type { FormatId } from '../../../quant/index.ts';
 import type { WeightShape } from '../../kernel.ts';
 import { type Addresses, type Builder, ROW_BLOCK, UNIT_GROUPS } from '../builder.ts';
 import { acceptsWeight, type Encoding, groupBytes, groupsOf } from '../formats.ts';
-import type { Place } from '../program.ts';
+import type { PairPlaces, Place } from '../program.ts';
 import { productScratch } from './product.ts';
-
-/** Pairs in order of their expert, in arena 0. */
-export interface PairPlaces {
-  /** The number of each pair, and its row. */
-  readonly order: Place;
-  readonly orderRows: Place;
-  /** How many experts have pairs, then (id, first, count) of each. */
-  readonly active: Place;
-}
 
 /** A stack of matrices of one shape. */
 export interface Stack {
@@ -98,8 +89,11 @@ export function emitExpertsIn(builder: Builder, names: ExpertNames): void {
   });
 }
 
-/** Down of each pair, from the sorted pairs back to the pair's own place. */
-export function emitExpertsOut(builder: Builder, names: ExpertNames): void {
+/**
+ * Down of each pair, from the sorted pairs back to the pair's own place.
+ * @param blame the layer to name when a result is not finite; absent where a later task finds that
+ */
+export function emitExpertsOut(builder: Builder, names: ExpertNames, blame?: number): void {
   const { prefix, inner, output, pairs } = names;
   const down = `${prefix}.down`;
   builder.emit({
@@ -114,6 +108,7 @@ export function emitExpertsOut(builder: Builder, names: ExpertNames): void {
       down: stackOf(builder, at, down),
       input: at.value(inner),
       output: at.value(output),
+      blame,
     }),
   });
 }

@@ -1,12 +1,12 @@
-/** The tasks of the MoE layer, as each worker runs them; `moe.ts` says when. */
+/** The tasks of the MoE layer and of single experts, as each worker runs them; `moe.ts` and `single-experts.ts` say when. */
 
 import type { RouterSpec } from '../../../model/spec.ts';
 import { ROW_BLOCK, UNIT_GROUPS } from '../builder.ts';
 import { Fault } from '../control.ts';
 import { encodedBlockBytes } from '../formats.ts';
-import type { Place, Task } from '../program.ts';
-import type { KernelCall, RunningTask, WorkerView } from '../task.ts';
-import type { GatedParts, PairPlaces, Stack } from './expert-products.ts';
+import type { PairPlaces, Place, Task } from '../program.ts';
+import type { Arena, KernelCall, RunningTask, WorkerView } from '../task.ts';
+import type { GatedParts, Stack } from './expert-products.ts';
 import type { RoutingPlaces } from './moe.ts';
 import { Product, type ProductRequest, productScratch } from './product.ts';
 import { encoder, rowOf } from './rowwise.ts';
@@ -25,7 +25,6 @@ export function makeRoute(data: Task, worker: WorkerView): RunningTask {
   const { logits, routing, experts, used, router, bias, layer } = data as RouteTask;
   const { kernels, scratch } = worker.home;
   const route = kernels.route as KernelCall;
-  const sort = pairSorter(worker, routing, experts, used);
   const { gating, groups, normalise, scale } = router;
   return {
     units: () => 0,
@@ -51,33 +50,39 @@ export function makeRoute(data: Task, worker: WorkerView): RunningTask {
         worker.home.i32.fill(0, routing.ids.offset / 4 + row * used, routing.ids.offset / 4 + (row + 1) * used);
       }
       // One row needs no barrier before its pairs are sorted.
-      if (worker.step.rows === 1) sort();
+      if (worker.step.rows === 1) sortPairs(worker.home, routing, { pairs: used, used, experts });
     },
   };
 }
 
 export function makeSortPairs(data: Task, worker: WorkerView): RunningTask {
-  const task = data as Task & { readonly routing: RoutingPlaces; readonly experts: number; readonly used: number };
-  const sort = pairSorter(worker, task.routing, task.experts, task.used);
-  return { units: () => (worker.step.rows === 1 ? 0 : 1), run: sort };
+  const { routing, experts, used } = data as Task & {
+    readonly routing: RoutingPlaces;
+    readonly experts: number;
+    readonly used: number;
+  };
+  return {
+    units: () => (worker.step.rows === 1 ? 0 : 1),
+    run: () => sortPairs(worker.home, routing, { pairs: worker.step.rows * used, used, experts }),
+  };
 }
 
-function pairSorter(worker: WorkerView, routing: RoutingPlaces, experts: number, used: number): () => void {
-  const { kernels, i32, scratch } = worker.home;
-  const sortPairs = kernels.sortPairs as KernelCall;
-  return () => {
-    const { ids, order, orderRows, active } = routing;
-    i32[active.offset / 4] = sortPairs(
-      ids.offset,
-      worker.step.rows * used,
-      used,
-      experts,
-      order.offset,
-      orderRows.offset,
-      active.offset + 4,
-      scratch,
-    );
-  };
+/** Puts pairs in order of their experts; `used` pairs after each other are of one row. */
+export function sortPairs(
+  { kernels, i32, scratch }: Arena,
+  { ids, order, orderRows, active }: PairPlaces & { readonly ids: Place },
+  { pairs, used, experts }: { readonly pairs: number; readonly used: number; readonly experts: number },
+): void {
+  i32[active.offset / 4] = (kernels.sortPairs as KernelCall)(
+    ids.offset,
+    pairs,
+    used,
+    experts,
+    order.offset,
+    orderRows.offset,
+    active.offset + 4,
+    scratch,
+  );
 }
 
 type GatedTask = Task & GatedParts;
@@ -193,8 +198,10 @@ export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
     readonly down: Stack;
     readonly input: Place;
     readonly output: Place;
+    readonly blame?: number;
   };
-  const { pairs, down, input, output } = task;
+  const { pairs, down, input, output, blame } = task;
+  const { i32, f32 } = worker.home;
   const product = new Product(worker, { ...down, xStride: input.stride });
   const active = activeExperts(worker, pairs, Math.ceil(down.groups / UNIT_GROUPS));
   return {
@@ -202,9 +209,10 @@ export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
     run(unit) {
       const { expert, first, count, within } = active.of(unit);
       const group = within * UNIT_GROUPS;
+      const groups = Math.min(UNIT_GROUPS, down.groups - group);
       product.multiply({
         weight: down.offset + expert * down.bytes + group * product.groupBytes,
-        groups: Math.min(UNIT_GROUPS, down.groups - group),
+        groups,
         x: rowOf(input, first),
         xIndex: 0,
         count,
@@ -213,8 +221,20 @@ export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
         outIndex: pairs.order.offset + first * 4,
         key: expert,
       });
+      if (blame === undefined) return;
+      for (let pair = first; pair < first + count; pair++) {
+        const at = rowOf(output, i32[pairs.order.offset / 4 + pair] as number) / 4 + group * 4;
+        if (!isFiniteAll(f32, at, groups * 4)) worker.control.fault(Fault.notFinite, blame);
+      }
     },
   };
+}
+
+function isFiniteAll(values: Float32Array, first: number, count: number): boolean {
+  let nothing = 0;
+  // x - x is 0 for finite values and NaN for all others.
+  for (let at = first; at < first + count; at++) nothing += (values[at] as number) - (values[at] as number);
+  return nothing === 0;
 }
 
 /** Σ w_i·E_i in rank order, then the shared expert. */

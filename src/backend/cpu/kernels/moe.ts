@@ -8,7 +8,7 @@ import type { MoeOperation } from '../../../model/graph.ts';
 import type { MoeSpec } from '../../../model/spec.ts';
 import { type Addresses, type Builder, unitGroupsOf } from '../builder.ts';
 import { groupsOf } from '../formats.ts';
-import type { Place } from '../program.ts';
+import type { PairPlaces, Place } from '../program.ts';
 import type { CpuRow } from '../row.ts';
 import {
   acceptsMatrix,
@@ -17,7 +17,6 @@ import {
   emitExpertsIn,
   emitExpertsOut,
   emitGated,
-  type PairPlaces,
   placesOfPairs,
 } from './expert-products.ts';
 import { productScratch } from './product.ts';
