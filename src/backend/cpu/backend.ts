@@ -70,6 +70,7 @@ function programFor({ plan, spec, graph, weights }: PrepareRequest): CpuProgram 
     wantedRows: plan.maxRows.wanted,
     cacheType: plan.cache.type,
     arenaBytes: plan.arenaBytes,
+    expertPairs: plan.experts?.hostPairs,
   });
 }
 

@@ -67,6 +67,33 @@ export interface SplitOptions {
   readonly residency: Residency;
   readonly carrier: Carrier;
   readonly shape: SplitShape;
+  /** For measurements: which experts rows take, whatever the router says. */
+  readonly routing?: GivenRouting;
+}
+
+/** Experts that were recorded elsewhere, token by token. */
+export interface GivenRouting {
+  /** Goes on by so many tokens, a run's rows. */
+  advance(rows: number): void;
+  /** [rows · used] Of the rows that it went on by. */
+  ids(layer: number): Uint32Array;
+}
+
+/** Milliseconds of the host, all layers of all runs together. */
+export interface SplitTimes {
+  /** Runs, and stops in them. */
+  runs: number;
+  stops: number;
+  /** From the submission of what leads to a choice until the host knows it. */
+  waitMs: number;
+  /** Experts on the CPU, the copying of others beside it included. */
+  computeMs: number;
+  /** Bringing a prompt's experts to the device. */
+  passMs: number;
+  /** (row, expert) pairs by where they were computed. */
+  hits: number;
+  misses: number;
+  passed: number;
 }
 
 /** Numbers of a split model. */
@@ -104,6 +131,16 @@ export class SplitRun {
   #placed = false;
   #reading: Promise<unknown> | undefined;
   #ended = false;
+  readonly times: SplitTimes = {
+    runs: 0,
+    stops: 0,
+    waitMs: 0,
+    computeMs: 0,
+    passMs: 0,
+    hits: 0,
+    misses: 0,
+    passed: 0,
+  };
 
   constructor(options: SplitOptions) {
     this.#options = options;
@@ -164,14 +201,20 @@ export class SplitRun {
   async #runLayers(mode: Mode, shape: RunShape, carry: () => void): Promise<GPUCommandEncoder> {
     const { gpu, pauses } = this.#options;
     const list = pauses[mode];
+    this.times.runs++;
+    this.#options.routing?.advance(shape.rows);
     let encoder = this.#encode(mode, shape, { first: 0, pause: list[0] });
     for (const [index, pause] of list.entries()) {
+      const askedMs = performance.now();
       const read = this.#ask(encoder, pause, shape);
+      const given = this.#giveRouting(pause, shape);
       this.#submit(this.#encodeRange(mode, shape, pause));
       // While the device computes.
       encoder = this.#encode(mode, shape, { first: pause.joins, pause: list[index + 1] });
-      const choice = choiceOf(await read.bytes, pause, shape);
+      const choice = choiceOf(await read.bytes, { pause, run: shape, given });
       gpu.check();
+      this.times.waitMs += performance.now() - askedMs;
+      this.times.stops++;
       if (!allFinite(choice.rows)) throw notFinite(pause.layer, mode);
       await this.#answer({ mode, shape, pause, choice, carry });
     }
@@ -231,6 +274,24 @@ export class SplitRun {
     return read;
   }
 
+  /** Writes the routing that was given, if any was, over what the router chose; all experts of a row weigh the same. */
+  #giveRouting({ layer, route, routeWidth }: Pause, run: RunShape): Uint32Array | undefined {
+    const { routing, shape, gpu } = this.#options;
+    if (routing === undefined) return undefined;
+    const { used } = shape;
+    const ids = routing.ids(layer);
+    const words = new Uint32Array(run.rows * routeWidth);
+    const weights = new Float32Array(words.buffer);
+    for (let row = 0; row < run.rows; row++) {
+      const at = row * routeWidth;
+      words.set(ids.subarray(row * used, (row + 1) * used), at);
+      weights.fill(1 / used, at + used, at + 2 * used);
+      weights[at + 2 * used] = 1;
+    }
+    gpu.device.queue.writeBuffer(this.#buffer(route), 0, words);
+    return ids;
+  }
+
   /** Brings what a layer's absent experts make. */
   async #answer(given: {
     readonly mode: Mode;
@@ -248,9 +309,18 @@ export class SplitRun {
     const passing = mode === 'prompt' ? this.#passing(absent) : [];
     const through = new Set(passing);
     const rest = absent.filter((group) => !through.has(group));
+    const startMs = performance.now();
     await this.#pass(run, pause, passing);
+    const passedMs = performance.now();
     if (rest.length === 0) this.#clearPlaces();
     else this.#compute(layer, choice, rest, mode === 'step' ? carry : undefined);
+    const { times } = this;
+    const pairsOf = (some: readonly Group[]) => some.reduce((sum, { pairs }) => sum + pairs.length, 0);
+    times.passMs += passedMs - startMs;
+    times.computeMs += performance.now() - passedMs;
+    times.passed += pairsOf(passing);
+    times.misses += pairsOf(rest);
+    times.hits += choice.ids.length - pairsOf(absent);
   }
 
   /** Of absent experts those that are worth bringing to the device, those of most rows first. */
@@ -346,7 +416,13 @@ function notFinite(layer: number, mode: Mode): NonFiniteError {
   );
 }
 
-function choiceOf(bytes: ArrayBuffer, { routeWidth }: Pause, { rows }: RunShape): Choice {
+function choiceOf(
+  bytes: ArrayBuffer,
+  chosen: { readonly pause: Pause; readonly run: RunShape; readonly given: Uint32Array | undefined },
+): Choice {
+  const { routeWidth } = chosen.pause;
+  const { rows } = chosen.run;
+  if (chosen.given !== undefined) return { ids: chosen.given, rows: new Float32Array(bytes, rows * routeWidth * 4) };
   const routed = new Uint32Array(bytes, 0, rows * routeWidth);
   // A row's ids, then as many weights, and the shared expert's factor.
   const used = (routeWidth - 1) / 2;

@@ -48,7 +48,7 @@ export function arenaLimit(options: PlanOptions): number {
   return limit;
 }
 
-function place({ request, context, cacheType, promptRows, rows }: PlaceRequest): Placed {
+function place({ request, context, cacheType, promptRows, rows, experts }: PlaceRequest): Placed {
   const { spec, graph, weights, options } = request;
   const program = layOut({
     spec,
@@ -62,6 +62,7 @@ function place({ request, context, cacheType, promptRows, rows }: PlaceRequest):
     pages: pagesFor(context, options),
     wantedRows: MAX_STEP_ROWS,
     arenaBytes: arenaLimit(options),
+    expertPairs: experts?.hostPairs,
   });
   const planned = [...weights.values()].map((weight): PlannedWeight => {
     const { arena, bytes } = program.weights[weight.name] as { arena: number; bytes: number };
