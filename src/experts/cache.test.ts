@@ -10,9 +10,9 @@ import { policyNames } from './policies.ts';
 
 const STORM_STEPS = 10_000;
 
-/** Ids below `count`, low ones more often, as routers do it. */
-function skewed(next: () => number, count: number): number {
-  return Math.floor(count * next() ** 3);
+/** Ids below `count`, some much more often, as routers do it. @param turn which are the frequent ones */
+function skewed(next: () => number, count: number, turn = 0): number {
+  return (Math.floor(count * next() ** 5) + turn) % count;
 }
 
 describe('a storm of uses and uploads is answered as the rules say', () => {
@@ -40,16 +40,18 @@ describe('a storm of uses and uploads is answered as the rules say', () => {
         }
         for (let step = 0; step < STORM_STEPS; step++) {
           const what = next();
+          // Texts change, and what was hot is forgotten.
+          const turn = 5 * Math.floor(step / 2000);
           if (what < 0.4) {
             const rows = next() < 0.9 ? 1 : 1 + Math.floor(100 * next());
-            const used = Array.from({ length: 4 }, () => skewed(next, experts));
+            const used = Array.from({ length: 4 }, () => skewed(next, experts, turn));
             const hits = used.filter((expert) => naive.lookup(expert) !== undefined).length;
             for (const expert of used) naive.use(expert, rows);
             assert.equal(cache.touch(7, used, rows), hits);
             cache.endStep(rows);
             naive.endStep(rows);
           } else if (what < 0.7) {
-            const now = new Set(Array.from({ length: Math.floor(6 * next()) }, () => skewed(next, experts)));
+            const now = new Set(Array.from({ length: Math.floor(6 * next()) }, () => skewed(next, experts, turn)));
             const id = cache.candidate((layer, expert) => layer === 7 && now.has(expert));
             assert.equal(
               id?.expert,
@@ -262,4 +264,30 @@ test('recency lets a miss wait for one step; frequency waits as long as it takes
     cache.endStep();
     assert.equal(cache.candidate() !== undefined, waits, policy);
   }
+});
+
+test('counts that have faded say nothing any more: then the last use decides', () => {
+  const filled = new ExpertCache({
+    policy: 'lfu',
+    experts: 4,
+    groups: [{ layers: [0], slots: 2 }],
+    halveEveryTokens: 1,
+  });
+  for (const upload of filled.fill()) filled.commit(upload);
+  const empty = new ExpertCache({
+    policy: 'lfu',
+    experts: 4,
+    groups: [{ layers: [0], slots: 1 }],
+    halveEveryTokens: 1,
+  });
+  for (const [cache, used] of [
+    [filled, [0, 0, 1]],
+    [empty, [2, 2, 3]],
+  ] as const) {
+    cache.touch(0, used);
+    for (let step = 0; step < 20; step++) cache.endStep();
+  }
+  filled.touch(0, [3]);
+  assert.deepEqual(filled.begin(filled.candidate() as ExpertId)?.evicted, { layer: 0, expert: 0 });
+  assert.deepEqual(empty.candidate(), { layer: 0, expert: 3 });
 });
