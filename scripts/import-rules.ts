@@ -32,7 +32,7 @@ export const rooms: readonly Room[] = [
   { path: 'synthetic', imports: ['errors.ts', 'quant', 'format'] },
   { path: 'tokenizer', imports: ['errors.ts', 'format', ...seam], packages: ['@huggingface/jinja'] },
   { path: 'model', imports: ['errors.ts', 'quant', 'format'] },
-  { path: 'experts', imports: ['errors.ts', 'quant', 'format', 'model'] },
+  { path: 'experts', imports: ['errors.ts', 'quant', 'format'] },
   {
     path: 'backend',
     imports: ['errors.ts', 'quant', 'format', 'model', 'experts', ...seam],
@@ -58,6 +58,7 @@ export const rooms: readonly Room[] = [
       'synthetic',
       'tokenizer',
       'model',
+      'experts',
       'backend',
       'plan',
       'engine',

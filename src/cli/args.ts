@@ -5,6 +5,7 @@
 
 import { parseArgs } from 'node:util';
 import { UsageError } from '../errors.ts';
+import { parseBytes } from '../format/byte-size.ts';
 import { wrap } from '../plan/show.ts';
 
 /** Columns of help. */
@@ -170,11 +171,8 @@ function readValue(spec: FlagSpec, text: string): unknown {
       return value;
     }
     case 'bytes': {
-      const match = /^(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?$/i.exec(text);
-      if (match === null) return undefined;
-      const power = ' kmgt'.indexOf(match[2]!.toLowerCase() || ' ');
-      const value = Math.round(Number(match[1]) * (match[3] === '' ? 1000 : 1024) ** power);
-      return Number.isSafeInteger(value) && value >= spec.min ? value : undefined;
+      const value = parseBytes(text);
+      return value !== undefined && value >= spec.min ? value : undefined;
     }
     case 'json':
       try {
