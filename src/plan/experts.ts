@@ -7,7 +7,8 @@ import { deviceBytes } from '../backend/gpu/layout.ts';
 import { EXPERT_PARTS, expertName, type Slab, slabWeights } from '../backend/gpu/slab.ts';
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import { UsageError } from '../errors.ts';
-import { type CacheSize, type ExpertCacheChoice, parseExpertCache } from '../experts/size.ts';
+import type { PolicyName } from '../experts/policies.ts';
+import { type CacheSize, cacheStatus, parseExpertCache, recommendedSlots } from '../experts/size.ts';
 import type { Weights } from '../model/weights.ts';
 import type { PlanRequest } from './placer.ts';
 import type { PlannedExperts } from './plan.ts';
@@ -22,10 +23,13 @@ const PASSING_ROWS = 16;
 /** Experts brought to slots in a step, at the most: each costs the host about 0.3 ms of copying. */
 const UPLOADS = 1;
 
-/** What was asked for, for a model of `layers` layers on the GPU. */
-export interface ExpertChoice extends ExpertCacheChoice {
+/** Experts that are split, and in how many slots. */
+export interface ExpertChoice {
   /** Layers of the GPU's whose experts are split. */
   readonly layers: readonly number[];
+  readonly policy: PolicyName;
+  /** Absent: as many slots as the memory has left. */
+  readonly size?: CacheSize | 'none';
 }
 
 /**
@@ -57,7 +61,7 @@ export function expertChoice({ options, spec }: PlanRequest, count: number): Exp
   }
   if (expertCache !== undefined) return { layers, ...parseExpertCache(expertCache) };
   const own = cpuMoe === true ? layers : layers.filter((layer) => layer < (cpuMoe as number));
-  return own.length === 0 ? undefined : { layers: own, policy: 'static', size: { kind: 'slots', slots: 0 } };
+  return own.length === 0 ? undefined : { layers: own, policy: 'static', size: 'none' };
 }
 
 /** Layers whose experts are of one shape and format, and the bytes of one of them in a slot. */
@@ -93,7 +97,7 @@ function alike(layers: readonly number[], weights: Weights): readonly Alike[] {
  * @param given.largest bytes that are bound at once, at the most
  */
 export function planExperts(
-  { layers, policy, size }: Omit<ExpertChoice, 'size'> & { readonly size: CacheSize | 'fill' },
+  { layers, policy, size }: ExpertChoice,
   given: {
     readonly request: PlanRequest;
     readonly promptRows: number;
@@ -109,7 +113,7 @@ export function planExperts(
   const groups = alike(layers, weights);
   const pairs = layers.length * experts;
   // Rounded once for all, and down: no group gets more than its part of what was asked for.
-  const total = Math.floor(shareOf(size, { pairs, budget, groups, experts }) * pairs + 1e-9);
+  const total = slotsFor(size, { pairs, budget, groups, experts });
   const passing = Math.min(experts, PASSING);
   let before = 0;
   const slabs = groups.flatMap((group): Slab[] => {
@@ -127,7 +131,7 @@ export function planExperts(
     });
   });
   const slots = slabs.reduce((sum, slab) => sum + slab.slots, 0);
-  const recommended = layers.length * Math.min(experts, 2 * used);
+  const recommended = recommendedSlots({ layers: layers.length, experts, used });
   const passingRows = policy === 'static' && slots > 0 ? 1 : PASSING_ROWS;
   return {
     layers,
@@ -136,16 +140,16 @@ export function planExperts(
     slots,
     experts: pairs,
     recommended,
-    status: slots >= recommended ? 'ok' : size === 'fill' ? 'budget exhausted' : 'below recommended',
+    status: cacheStatus({ slots, recommended, asked: size === undefined ? recommended : undefined }),
     uploads: policy === 'static' ? 0 : UPLOADS,
     passingRows,
     hostPairs: Math.min(promptRows * used, Math.max(MAX_STEP_ROWS * used, experts * (passingRows - 1))),
   };
 }
 
-/** What part of all experts has a slot. */
-function shareOf(
-  size: CacheSize | 'fill',
+/** Slots in all. */
+function slotsFor(
+  size: ExpertChoice['size'],
   given: {
     readonly pairs: number;
     readonly budget: number;
@@ -154,14 +158,9 @@ function shareOf(
   },
 ): number {
   const { pairs, budget, groups, experts } = given;
+  if (size === 'none') return 0;
+  if (size?.kind === 'slots') return Math.min(size.slots, pairs);
+  if (size?.kind === 'percent') return Math.floor((size.percent * pairs) / 100);
   const all = groups.reduce((sum, { layers, slotBytes }) => sum + layers.length * experts * slotBytes, 0);
-  const share =
-    size === 'fill'
-      ? budget / all
-      : size.kind === 'slots'
-        ? size.slots / pairs
-        : size.kind === 'share'
-          ? size.share
-          : size.bytes / all;
-  return Math.max(0, Math.min(1, share));
+  return Math.floor(Math.min(1, (size?.bytes ?? budget) / all) * pairs);
 }

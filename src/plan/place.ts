@@ -30,15 +30,12 @@ export type { Cut } from './parts.ts';
 export { weightsOf } from './parts.ts';
 export type { PlanRequest } from './placer.ts';
 
-/** Experts that are split, in as many slots as was said, or as the memory has left. */
-type Split = Parameters<typeof planExperts>[0];
-
 /** What stays where it is asked for, of a plan. */
 export interface Placing {
   /** Why it is not the device that was hoped for. */
   readonly reason?: string;
   /** How experts are split of the layers that the cuts say. */
-  readonly experts?: Split;
+  readonly experts?: ExpertChoice;
 }
 
 /**
@@ -148,13 +145,13 @@ export function programsOf(plan: Plan): readonly unknown[] | undefined {
 }
 
 /** What all parts share, the slots of split experts among it: as many as were asked for, or as the GPU's memory has left. */
-function sharedWith(request: PlanRequest, parts: readonly Part[], split: Split | undefined): Shared {
+function sharedWith(request: PlanRequest, parts: readonly Part[], split: ExpertChoice | undefined): Shared {
   const shared = sharedBy(request, parts);
   if (split === undefined) return shared;
   const given = { request, promptRows: shared.promptRows, largest: bindsAtOnce(request) };
   const [part] = parts as [Part];
   const { memoryBytes } = part;
-  if (split.size !== 'fill' || memoryBytes === undefined) {
+  if (split.size !== undefined || memoryBytes === undefined) {
     return { ...shared, experts: planExperts(split, { ...given, budget: Number.POSITIVE_INFINITY }) };
   }
   // More slots may take more slabs, and these have a part that is no cache: what is too much is taken from the budget again.
@@ -172,10 +169,10 @@ function sharedWith(request: PlanRequest, parts: readonly Part[], split: Split |
  * of their experts; else, of a model with experts, all layers with some of them; else the most layers, from the first on.
  * @throws OutOfMemoryError `out_of_memory` when it is not even one layer
  */
-function whatFits(request: PlanRequest): { readonly count: number; readonly experts?: Split } {
+function whatFits(request: PlanRequest): { readonly count: number; readonly experts?: ExpertChoice } {
   const layers = request.spec.layers.length;
   let failure: OutOfMemoryError | undefined;
-  const fits = (count: number, experts?: Split): boolean => {
+  const fits = (count: number, experts?: ExpertChoice): boolean => {
     const parts = partsOf(request, cutsFor(count, layers, experts?.layers));
     const part = parts[0] as Part;
     try {
@@ -193,7 +190,7 @@ function whatFits(request: PlanRequest): { readonly count: number; readonly expe
   if (fits(layers, asked(layers))) return { count: layers, experts: asked(layers) };
   if (asked(layers) === undefined) {
     const split = request.spec.layers.flatMap(({ feedForward }, layer) => (feedForward.kind === 'moe' ? [layer] : []));
-    const experts: Split = { layers: split, policy: 'slru', size: 'fill' };
+    const experts: ExpertChoice = { layers: split, policy: 'slru' };
     if (split.length > 0 && fits(layers, experts)) return { count: layers, experts };
   }
   const fitting = (count: number) => fits(count, hasExperts(request, count) ? asked(count) : undefined);

@@ -5,6 +5,7 @@
 
 import type { Slab } from '../backend/gpu/slab.ts';
 import type { CacheType, Mode } from '../backend/kernel.ts';
+import type { PolicyName } from '../experts/policies.ts';
 import type { OperationKind, WeightName } from '../model/graph.ts';
 import type { FormatId } from '../quant/index.ts';
 
@@ -12,9 +13,6 @@ export type DeviceName = 'cpu' | 'gpu' | 'reference';
 
 /** `auto`: the GPU where there is one that takes the model, else the CPU. `gpu:N`: the N-th GPU, in the driver's order. */
 export type DeviceOption = DeviceName | 'auto' | `gpu:${number}`;
-
-/** Which experts stay on the GPU where not all of them do: see `experts/policy.ts`. */
-export type ExpertPolicy = PlannedExperts['policy'];
 
 /** What a person may ask for; everything has a default. */
 export interface PlanOptions {
@@ -111,7 +109,7 @@ export interface PlannedExperts {
   /** Layers whose experts are split. */
   readonly layers: readonly number[];
   /** How it is decided which experts have slots. `static`: once, when the model is loaded. */
-  readonly policy: 'slru' | 'lfu' | 'lru' | 'static';
+  readonly policy: PolicyName;
   readonly slabs: readonly Slab[];
   /** Slots in all, and the experts that they are for. */
   readonly slots: number;

@@ -10,7 +10,7 @@ import type { Gpu } from './device.ts';
 import { gpuFormat } from './formats/index.ts';
 import { planeWords } from './formats.ts';
 import { Repacker, type RepackJob, type RepackKind } from './repack.ts';
-import { EXPERT_PARTS, expertName, type Slab, slabWeight } from './slab.ts';
+import { EXPERT_PARTS, type Slab, slabWeight } from './slab.ts';
 import type { Carrier, Placing } from './split-run.ts';
 
 const MAP_WRITE = 0x2;

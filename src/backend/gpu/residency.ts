@@ -1,6 +1,6 @@
 /** Which experts are in the GPU's slots: a cache of experts as runs see it, which change it only between each other. */
 
-import { type ExpertCache, type Upload } from '../../experts/cache.ts';
+import type { ExpertCache, Upload } from '../../experts/cache.ts';
 import type { Mode } from '../kernel.ts';
 import type { Placing, Residency } from './split-run.ts';
 

@@ -5,8 +5,8 @@
 
 import { InternalError } from '../../errors.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
+import type { ExpertPart } from '../backend.ts';
 
-export type ExpertPart = 'gate' | 'up' | 'down';
 export const EXPERT_PARTS = ['gate', 'up', 'down'] as const satisfies readonly ExpertPart[];
 
 export interface Slab {
