@@ -7,7 +7,7 @@ import type { ConclaveError } from '../errors.ts';
 import type { ByteSource } from '../format/source.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
-import type { Weights } from '../model/weights.ts';
+import type { ExpertPart, Weights } from '../model/weights.ts';
 import type { Plan } from '../plan/plan.ts';
 import type { KernelRow, Mode } from './kernel.ts';
 import type { SamplerSettings } from './sampling.ts';
@@ -41,6 +41,8 @@ export interface Executable {
   run(step: Step): Promise<Float32Array>;
   /** Draws tokens where the logits are. Absent where only the host does. */
   readonly drawer?: Drawer;
+  /** Where experts are split: what its runs waited for. */
+  readonly splitTimes?: SplitTimes | undefined;
   /** Computes experts for another device. Absent where the graph has no `experts` operations. */
   readonly experts?: ExpertRunner;
   /** After a run, a copy of a named value [T, width], where the backend still has it (the reference keeps all). */
@@ -134,8 +136,30 @@ export interface ExpertRunner {
   home?(layer: number, part: ExpertPart, expert: number): Uint8Array;
 }
 
-/** The matrices of an expert. */
-export type ExpertPart = 'gate' | 'up' | 'down';
+/** Milliseconds of the host, all layers of all runs together. */
+export interface SplitTimes {
+  /** Runs, and stops in them. */
+  runs: number;
+  stops: number;
+  /** From the submission of what leads to a choice until the host knows it. */
+  waitMs: number;
+  /** Experts on the CPU, the copying of others beside it included. */
+  computeMs: number;
+  /** Bringing a prompt's experts to the device. */
+  passMs: number;
+  /** (row, expert) pairs by where they were computed. */
+  hits: number;
+  misses: number;
+  passed: number;
+}
+
+/** Experts that were recorded elsewhere, token by token. */
+export interface GivenRouting {
+  /** Goes on by so many tokens, a run's rows. */
+  advance(rows: number): void;
+  /** [rows · used] Of the rows that it went on by. */
+  ids(layer: number): Uint32Array;
+}
 
 /** Where the time of a run of the graph goes. */
 export interface RunProfile {
@@ -181,6 +205,8 @@ export interface PrepareRequest {
   readonly sources: readonly ByteSource[];
   /** What computes the experts that this part splits off. */
   readonly experts?: ExpertRunner;
+  /** For measurements: which experts the rows of split layers take, whatever the router says. */
+  readonly routing?: GivenRouting;
   onProgress?(progress: LoadProgress): void;
   readonly signal?: AbortSignal;
 }

@@ -120,6 +120,10 @@ class PartsExecutable implements Executable {
     return this.#parts.reduce((sum, { executable }) => sum + executable.bytes, 0);
   }
 
+  get splitTimes(): Executable['splitTimes'] {
+    return this.#parts.find(({ executable }) => executable.splitTimes !== undefined)?.executable.splitTimes;
+  }
+
   async run(step: Step): Promise<Float32Array> {
     let rows: Float32Array | undefined;
     for (const { executable, runs } of this.#parts) if (runs) rows = await executable.run({ ...step, incoming: rows });

@@ -14,4 +14,7 @@ export interface Weight {
   readonly bytes: number;
 }
 
+/** The matrices of a routed expert; a layer's are stacked. */
+export type ExpertPart = 'gate' | 'up' | 'down';
+
 export type Weights = ReadonlyMap<WeightName, Weight>;

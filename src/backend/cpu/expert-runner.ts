@@ -2,7 +2,8 @@
 
 import { DisposedError, InternalError } from '../../errors.ts';
 import type { ExpertsOperation, Graph } from '../../model/graph.ts';
-import type { ExpertPart, ExpertRunner, ExpertWork } from '../backend.ts';
+import type { ExpertPart } from '../../model/weights.ts';
+import type { ExpertRunner, ExpertWork } from '../backend.ts';
 import { checkExpertWork, expertsByLayer } from '../check-experts.ts';
 import { throwFault } from './faults.ts';
 import { sortPairs } from './kernels/experts.ts';

@@ -93,6 +93,10 @@ function notFinite({ mode, positions, tokens }: Step, layer: number, what: strin
 
 export class GpuExecutable implements Executable {
   readonly bytes: number;
+  /** Where experts are split: where its runs' time has gone. */
+  get splitTimes(): Executable['splitTimes'] {
+    return this.#split?.times;
+  }
   /** Where the device has the whole model. */
   readonly drawer: GpuDrawer | undefined;
   readonly #request: PrepareRequest;

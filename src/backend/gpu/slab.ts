@@ -4,8 +4,7 @@
  */
 
 import { InternalError } from '../../errors.ts';
-import type { Weight, Weights } from '../../model/weights.ts';
-import type { ExpertPart } from '../backend.ts';
+import type { ExpertPart, Weight, Weights } from '../../model/weights.ts';
 
 export const EXPERT_PARTS = ['gate', 'up', 'down'] as const satisfies readonly ExpertPart[];
 

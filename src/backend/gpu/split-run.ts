@@ -8,7 +8,7 @@
  */
 
 import { NonFiniteError } from '../../errors.ts';
-import type { ExpertRunner } from '../backend.ts';
+import type { ExpertRunner, GivenRouting, SplitTimes } from '../backend.ts';
 import type { Mode } from '../kernel.ts';
 import { ABSENT, type Binding, HOST_MADE, HOST_PLACES, type Pause, type RunShape } from './builder.ts';
 import type { Gpu } from './device.ts';
@@ -69,31 +69,6 @@ export interface SplitOptions {
   readonly shape: SplitShape;
   /** For measurements: which experts rows take, whatever the router says. */
   readonly routing?: GivenRouting;
-}
-
-/** Experts that were recorded elsewhere, token by token. */
-export interface GivenRouting {
-  /** Goes on by so many tokens, a run's rows. */
-  advance(rows: number): void;
-  /** [rows · used] Of the rows that it went on by. */
-  ids(layer: number): Uint32Array;
-}
-
-/** Milliseconds of the host, all layers of all runs together. */
-export interface SplitTimes {
-  /** Runs, and stops in them. */
-  runs: number;
-  stops: number;
-  /** From the submission of what leads to a choice until the host knows it. */
-  waitMs: number;
-  /** Experts on the CPU, the copying of others beside it included. */
-  computeMs: number;
-  /** Bringing a prompt's experts to the device. */
-  passMs: number;
-  /** (row, expert) pairs by where they were computed. */
-  hits: number;
-  misses: number;
-  passed: number;
 }
 
 /** Numbers of a split model. */

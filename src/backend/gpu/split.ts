@@ -17,7 +17,7 @@ import { SplitRun } from './split-run.ts';
  * @throws OutOfMemoryError `out_of_memory`
  */
 export async function makeSplit(
-  { plan, spec, weights, experts }: PrepareRequest,
+  { plan, spec, weights, experts, routing }: PrepareRequest,
   made: {
     readonly gpu: Gpu;
     readonly program: GpuProgram;
@@ -58,6 +58,7 @@ export async function makeSplit(
     residency,
     carrier,
     elsewhere: experts,
+    routing,
     pauses: program.pauses,
     shape: {
       hidden: spec.hidden,
