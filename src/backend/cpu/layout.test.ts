@@ -2,11 +2,13 @@
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
+import { mixedModel } from '../../../test/support/mixed-model.ts';
 import { OutOfMemoryError } from '../../errors.ts';
+import { cachedLayersOf, cutGraph, weightsOfGraph } from '../../model/cut.ts';
 import { buildGraph } from '../../model/decoder.ts';
-import type { Operation } from '../../model/graph.ts';
-import type { ModelSpec } from '../../model/spec.ts';
-import type { Weight, Weights } from '../../model/weights.ts';
+import { expertsGraph } from '../../model/experts-graph.ts';
+import type { Graph, Operation } from '../../model/graph.ts';
+import type { Weight } from '../../model/weights.ts';
 import { formatBytes } from '../../quant/index.ts';
 import { PAGE_ROWS } from '../backend.ts';
 import { type Addresses, type Builder, homeBytes } from './builder.ts';
@@ -15,89 +17,7 @@ import type { CpuProgram, Place } from './program.ts';
 import type { CpuRow } from './row.ts';
 import { cpuRows } from './rows.ts';
 
-const norm = { epsilon: 1e-6 };
-const attention: ModelSpec['layers'][number]['attention'] = {
-  norm,
-  heads: 4,
-  kvHeads: 2,
-  headDim: 64,
-  valueDim: 32,
-  scale: 0.125,
-  qkNorm: { over: 'head', epsilon: 1e-6 },
-  rope: { pairing: 'half', dimensions: 32, base: 10000, scaling: { kind: 'none' } },
-  bias: { query: true, key: false, value: false, output: false },
-};
-
-/** Every kind of task: a dense layer and mixtures with all that they may have. */
-const spec: ModelSpec = {
-  architecture: 'tiny',
-  vocabulary: 1001,
-  hidden: 256,
-  trainedContext: 1024,
-  finalNorm: norm,
-  head: { tied: false },
-  layers: [
-    { attention, feedForward: { kind: 'dense', norm, inner: 768, activation: 'silu' } },
-    ...(['softmax', 'sigmoid'] as const).map((gating) => ({
-      attention,
-      feedForward: {
-        kind: 'moe' as const,
-        norm,
-        moe: {
-          experts: 8,
-          used: 3,
-          inner: 256,
-          activation: 'silu' as const,
-          shared: { inner: 512, gated: gating === 'softmax' },
-          router: { gating, selectionBias: gating === 'sigmoid', normalise: true, scale: 1 },
-        },
-      },
-    })),
-  ],
-};
-
-function weightsOf(): Weights {
-  const weights = new Map<string, Weight>();
-  const add = (name: string, format: string, ...shape: number[]) => {
-    const bytes = formatBytes(
-      format,
-      shape.reduce((a, b) => a * b, 1),
-    );
-    weights.set(name, { name, format, shape, parts: [], bytes });
-  };
-  add('embedding', 'Q6_K', 1001, 256);
-  add('head', 'Q8_0', 1001, 256);
-  add('finalNorm', 'F32', 256);
-  spec.layers.forEach(({ feedForward }, layer) => {
-    const at = `layers.${layer}`;
-    for (const name of ['attention.norm', 'feedForward.norm']) add(`${at}.${name}`, 'F32', 256);
-    for (const name of ['queryNorm', 'keyNorm']) add(`${at}.attention.${name}`, 'F32', 64);
-    add(`${at}.attention.query.bias`, 'F32', 256);
-    add(`${at}.attention.query`, 'Q4_K', 256, 256);
-    add(`${at}.attention.key`, 'Q4_K', 128, 256);
-    add(`${at}.attention.value`, 'BF16', 64, 256);
-    add(`${at}.attention.output`, 'Q5_0', 256, 128);
-    if (feedForward.kind === 'dense') {
-      add(`${at}.feedForward.gate`, 'Q4_K', 768, 256);
-      add(`${at}.feedForward.up`, 'Q4_K', 768, 256);
-      add(`${at}.feedForward.down`, 'Q6_K', 256, 768);
-      return;
-    }
-    const { moe } = feedForward;
-    add(`${at}.moe.router`, 'F32', 8, 256);
-    if (moe.router.selectionBias) add(`${at}.moe.selectionBias`, 'F32', 8);
-    add(`${at}.moe.gate`, 'Q4_K', 8, 256, 256);
-    add(`${at}.moe.up`, 'Q5_K', 8, 256, 256);
-    add(`${at}.moe.down`, 'Q8_0', 8, 256, 256);
-    add(`${at}.moe.shared.gate`, 'BF16', 512, 256);
-    add(`${at}.moe.shared.up`, 'BF16', 512, 256);
-    add(`${at}.moe.shared.down`, 'Q6_K', 256, 512);
-    if (moe.shared?.gated === true) add(`${at}.moe.shared.router`, 'F32', 1, 256);
-  });
-  return weights;
-}
-
-const weights = weightsOf();
+const { spec, weights } = mixedModel;
 const graph = buildGraph(spec);
 
 function rowOf(operation: Operation): CpuRow {
@@ -119,8 +39,10 @@ interface Laid {
 function lay(change: Partial<LayoutOptions> = {}): Laid {
   const places = new Map<string, Place>();
   let seen: Builder | undefined;
-  const last = graph.operations.at(-1) as Operation;
-  const rows = graph.operations.map((operation): CpuRow => {
+  const { operations } = change.graph ?? graph;
+  // Single experts are emitted behind the others.
+  const last = operations.findLast(({ kind }) => kind === 'experts') ?? operations.at(-1);
+  const rows = operations.map((operation): CpuRow => {
     const row = rowOf(operation);
     if (operation !== last) return row;
     return {
@@ -128,6 +50,13 @@ function lay(change: Partial<LayoutOptions> = {}): Laid {
       emit(made, builder) {
         row.emit(made, builder);
         seen = builder;
+        for (const [index, entry] of builder.entries.entries()) {
+          const enter = (at: Addresses) => {
+            for (const name of entry.given) places.set(name, at.buffer(name));
+            return entry.make(at);
+          };
+          builder.entries[index] = { ...entry, make: enter };
+        }
         for (const { emissions } of builder.stages) {
           for (const [index, emission] of emissions.entries()) {
             const make = (at: Addresses) => {
@@ -184,8 +113,7 @@ function standing({ program }: Laid, arena: number, change: Partial<LayoutOption
     if (place.arena === arena) add(name, place.offset, place.bytes);
   }
   for (const [layer, cache] of program.cache.entries()) {
-    assert.ok(cache !== undefined);
-    if (cache.arena !== arena) continue;
+    if (cache?.arena !== arena) continue;
     add(`keys of layer ${layer}`, cache.keys, pages * cache.keyPageBytes);
     add(`values of layer ${layer}`, cache.values, pages * cache.valuePageBytes);
   }
@@ -199,6 +127,7 @@ function standing({ program }: Laid, arena: number, change: Partial<LayoutOption
   for (const name of ['tokens', 'positions', 'limits', 'pageStart'] as const) add(name, step[name], rows * 4);
   add('page tables', step.pages, 64 * Math.ceil(context / PAGE_ROWS) * 4);
   add('wanted', step.wanted, 64 * 4);
+  if (step.incoming !== undefined) add('incoming', step.incoming, rows * spec.hidden * 4);
   for (const { offset, pairs } of program.ropes) add('rope table', offset, context * pairs * 8);
   return spans;
 }
@@ -209,7 +138,22 @@ const variants: Readonly<Record<string, Partial<LayoutOptions>>> = {
   'arenas of 64 KiB, a cache of f32, five threads': { arenaBytes: 65536, cacheType: 'f32', threads: 5 },
   'a prompt of one row': { promptRows: 1, threads: 1 },
   'a long prompt and a context that fills no page': { promptRows: 513, context: 500 },
+  'experts of a layer beside a part with a cache': apart([1], cutGraph(graph, [2])[1]),
+  'experts alone, few pairs in small arenas': { ...apart([1, 2]), expertPairs: 5, arenaBytes: 2 ** 18 },
 };
+
+function apart(layers: readonly number[], rest?: Graph): Partial<LayoutOptions> {
+  const own = expertsGraph(graph, new Set(layers), rest);
+  return { graph: own, weights: weightsOfGraph(own, weights) };
+}
+
+/** First and last stage of each section. */
+function sectionsOf({ stages, entries }: Builder): { readonly first: number; readonly last: number }[] {
+  return Array.from({ length: entries.length + 1 }, (_, section) => ({
+    first: stages.findIndex((stage) => stage.section === section),
+    last: stages.findLastIndex((stage) => stage.section === section),
+  }));
+}
 
 for (const [name, change] of Object.entries(variants)) {
   describe(name, () => {
@@ -248,9 +192,16 @@ for (const [name, change] of Object.entries(variants)) {
           lives.set(buffer, { first: lives.get(buffer)?.first ?? stage, last: stage });
         }
       });
+      // What a section is given is there before it begins.
+      const sections = sectionsOf(builder);
+      builder.entries.forEach(({ given }, index) => {
+        const { first } = sections[index + 1] as { readonly first: number };
+        for (const buffer of given) lives.set(buffer, { first, last: lives.get(buffer)?.last ?? first });
+      });
       assert.equal(lives.size, places.size);
-      // Logits are read when the run has ended.
-      (lives.get(graph.logits) as { last: number }).last = builder.stages.length;
+      // Logits are read when the run has ended, and until the next one.
+      const logits = lives.get(graph.logits);
+      if (logits !== undefined) logits.last = builder.stages.length;
       for (let stage = 0; stage <= builder.stages.length; stage++) {
         const alive = [...lives]
           .filter(([, { first, last }]) => first <= stage && stage <= last)
@@ -267,14 +218,21 @@ for (const [name, change] of Object.entries(variants)) {
       // Stages of rows end without a barrier then, and stages of units that may have none may be left out.
       let meeting = 0;
       const touched = new Map<string, { first: number; last: number }>();
-      for (const { space, emissions } of builder.stages) {
+      const sections = sectionsOf(builder);
+      for (const [index, { section, space, emissions }] of builder.stages.entries()) {
+        const opens = section > 0 && index === sections[section]?.first;
+        // Between two sections workers always meet.
+        if (opens) meeting++;
+        const given = opens ? (builder.entries[section - 1] as Builder['entries'][number]).given : [];
+        for (const buffer of given) touched.set(buffer, { first: meeting, last: meeting });
         for (const buffer of emissions.flatMap(({ reads, writes }) => [...reads, ...writes])) {
           if (!builder.bytes.has(buffer)) continue;
           touched.set(buffer, { first: touched.get(buffer)?.first ?? meeting, last: meeting });
         }
         if (space === 'units' && emissions.some(({ optional }) => optional !== true)) meeting++;
       }
-      (touched.get(graph.logits) as { last: number }).last = meeting;
+      const logits = touched.get(graph.logits);
+      if (logits !== undefined) logits.last = meeting;
       let own = 0;
       for (let at = 0; at <= meeting; at++) {
         const alive = [...touched].filter(([, { first, last }]) => first <= at && at <= last);
@@ -312,6 +270,35 @@ for (const [name, change] of Object.entries(variants)) {
     test('can be sent to a worker', () => assert.deepEqual(structuredClone(program), program));
   });
 }
+
+test('sections share their bytes: more layers of experts take no more of them', () => {
+  const [one, two] = [[1], [1, 2]].map((layers) => lay(apart(layers)).program);
+  const activations = (program: CpuProgram | undefined) =>
+    program?.buffers.find(({ name }) => name === 'activations')?.bytes;
+  assert.ok((activations(one) as number) > 0);
+  assert.equal(activations(one), activations(two));
+  assert.equal(one?.aloneBytes, two?.aloneBytes);
+});
+
+test('who computes beside another device waits for its next call without sleeping', () => {
+  assert.equal(lay().program.spinMs, 0.05);
+  assert.equal(lay(apart([1, 2])).program.spinMs, 0.25);
+});
+
+test('a cache lies where there is attention, and nowhere else', () => {
+  for (const change of [{}, apart([1], cutGraph(graph, [2])[1]), apart([1, 2])]) {
+    const cached = lay(change).program.cache.flatMap((cache, layer) => (cache === undefined ? [] : [layer]));
+    assert.deepEqual(cached, [...cachedLayersOf(change.graph ?? graph)]);
+  }
+});
+
+test('as many pairs as asked for have room, never more than all rows use', () => {
+  const limits = (change: Partial<LayoutOptions>) => lay({ ...apart([1]), ...change }).program.expertLimits;
+  assert.deepEqual(limits({ promptRows: 1000 }), { rows: 1000, pairs: 2048 });
+  assert.deepEqual(limits({ promptRows: 1000, expertPairs: 2500 }), { rows: 1000, pairs: 2500 });
+  assert.deepEqual(limits({ promptRows: 1000, expertPairs: 4000 }), { rows: 1000, pairs: 3000 });
+  assert.deepEqual(limits({ promptRows: 10, expertPairs: 7 }), { rows: 64, pairs: 7 });
+});
 
 test('lives end: far fewer bytes than if every buffer had its own', () => {
   const { program, builder } = lay();

@@ -2,6 +2,9 @@
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
+import { mixedModel } from '../../../test/support/mixed-model.ts';
+import { buildGraph } from '../../model/decoder.ts';
+import { expertsGraph } from '../../model/experts-graph.ts';
 import type { Graph, Operation } from '../../model/graph.ts';
 import { fuse } from './fuse.ts';
 
@@ -166,4 +169,18 @@ describe('fuse', () => {
     assertWhole(fused);
     assert.ok(kinds(fused).includes('glu'));
   });
+});
+
+test('experts that are computed apart read what the fused layer reads', () => {
+  const graph = buildGraph(mixedModel.spec);
+  const fused = fuse(graph);
+  const layers = new Set([1, 2]);
+  const { operations } = expertsGraph(graph, layers);
+  assert.deepEqual(expertsGraph(fused, layers).operations, operations);
+  for (const operation of operations) {
+    const layer = fused.operations.find(({ kind, layer: own }) => kind === 'moe' && own === operation.layer);
+    assert.ok(operation.kind === 'experts' && layer?.kind === 'moe');
+    assert.deepEqual([operation.input, operation.norm], [layer.input, layer.norm]);
+    assert.ok(layer.norm !== undefined);
+  }
 });

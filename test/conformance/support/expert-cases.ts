@@ -14,6 +14,17 @@ export interface Pair {
   readonly expert: number;
 }
 
+/** No operation of it is ever there. */
+const attention: ModelSpec['layers'][number]['attention'] = {
+  norm: { epsilon: 1e-5 },
+  heads: 1,
+  kvHeads: 1,
+  headDim: 4,
+  valueDim: 4,
+  scale: 1,
+  bias: { query: false, key: false, value: false, output: false },
+};
+
 /** @param layers that have the same experts, but each its own norm where there is one */
 export function expertsTiny(
   given: MoeCase,
@@ -39,7 +50,10 @@ export function expertsTiny(
     vocabulary: 1,
     hidden,
     trainedContext: 256,
-    layers: [],
+    layers: Array.from({ length: layers }, () => ({
+      attention,
+      feedForward: { kind: 'moe', norm: { epsilon: 1e-5 }, moe },
+    })),
     finalNorm: { epsilon: 1e-6 },
     head: { tied: false },
   };

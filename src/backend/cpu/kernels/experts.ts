@@ -87,6 +87,17 @@ export function sortPairs(
 
 type GatedTask = Task & GatedParts;
 
+/** Groups of one matrix. */
+interface Unit {
+  readonly first: number;
+  readonly groups: number;
+}
+
+function unitOf(index: number, unitGroups: number, groups: number): Unit {
+  const first = index * unitGroups;
+  return { first, groups: Math.min(unitGroups, groups - first) };
+}
+
 type Rows = Pick<ProductRequest, 'xIndex' | 'count' | 'key'>;
 
 /**
@@ -96,7 +107,7 @@ type Rows = Pick<ProductRequest, 'xIndex' | 'count' | 'key'>;
 function gatedUnit(
   task: GatedTask,
   worker: WorkerView,
-): (expert: number, unit: number, rows: Rows, place: number) => void {
+): (expert: number, unit: Unit, rows: Rows, place: number) => void {
   const { gate, up, gateInput, upInput, output, encoding } = task;
   const gateProduct = new Product(worker, { ...gate, xStride: gateInput.stride });
   const upProduct = new Product(worker, { ...up, xStride: upInput.stride });
@@ -105,9 +116,7 @@ function gatedUnit(
   const encodedBytes = encoding === 'f32' ? 0 : encodedBlockBytes[encoding];
   const gateAt = worker.home.scratch + productScratch(gate.columns * 4);
   const upAt = gateAt + ROW_BLOCK * UNIT_GROUPS * 16;
-  return (expert, unit, rows, place) => {
-    const first = unit * UNIT_GROUPS;
-    const groups = Math.min(UNIT_GROUPS, gate.groups - first);
+  return (expert, { first, groups }, rows, place) => {
     const width = groups * 16;
     for (let row = 0; row < rows.count; row += ROW_BLOCK) {
       const count = Math.min(ROW_BLOCK, rows.count - row);
@@ -147,31 +156,38 @@ function gatedUnit(
 export function makeGatedIn(data: Task, worker: WorkerView): RunningTask {
   const task = data as GatedTask;
   const run = gatedUnit(task, worker);
-  const units = Math.ceil(task.gate.groups / UNIT_GROUPS);
+  const { groups } = task.gate;
+  const units = Math.ceil(groups / UNIT_GROUPS);
   return {
     units: () => units,
-    run: (unit) => run(0, unit, { xIndex: 0, count: worker.step.rows, key: 0 }, 0),
+    run(unit) {
+      run(0, unitOf(unit, UNIT_GROUPS, groups), { xIndex: 0, count: worker.step.rows, key: 0 }, 0);
+    },
   };
 }
 
-/** Which expert a unit belongs to, and its rows among the sorted pairs. */
-function activeExperts(worker: WorkerView, pairs: PairPlaces, unitsEach: number) {
+/** Where few units are, they are halved: the last ones would leave most workers without work. */
+const FEW_UNITS_A_WORKER = 4;
+
+/** Which expert a unit belongs to, with which of its groups, and the expert's rows among the sorted pairs. */
+function activeExperts(worker: WorkerView, pairs: PairPlaces, groups: number) {
   const { i32 } = worker.home;
+  const few = FEW_UNITS_A_WORKER * worker.control.threads;
+  const whole = Math.ceil(groups / UNIT_GROUPS);
+  const count = () => i32[pairs.active.offset / 4] as number;
+  const unitGroups = () => (count() * whole < few ? UNIT_GROUPS / 2 : UNIT_GROUPS);
   return {
-    units: () => (i32[pairs.active.offset / 4] as number) * unitsEach,
-    of(unit: number): {
-      readonly expert: number;
-      readonly first: number;
-      readonly count: number;
-      readonly within: number;
-    } {
-      const number = Math.floor(unit / unitsEach);
+    units: () => count() * Math.ceil(groups / unitGroups()),
+    of(unit: number): Unit & { readonly expert: number; readonly place: number; readonly count: number } {
+      const size = unitGroups();
+      const each = Math.ceil(groups / size);
+      const number = Math.floor(unit / each);
       const at = pairs.active.offset / 4 + 1 + number * 3;
       return {
+        ...unitOf(unit - number * each, size, groups),
         expert: i32[at] as number,
-        first: i32[at + 1] as number,
+        place: i32[at + 1] as number,
         count: i32[at + 2] as number,
-        within: unit - number * unitsEach,
       };
     },
   };
@@ -181,12 +197,13 @@ function activeExperts(worker: WorkerView, pairs: PairPlaces, unitsEach: number)
 export function makeExpertsIn(data: Task, worker: WorkerView): RunningTask {
   const task = data as GatedTask & { readonly pairs: PairPlaces };
   const run = gatedUnit(task, worker);
-  const active = activeExperts(worker, task.pairs, Math.ceil(task.gate.groups / UNIT_GROUPS));
+  const active = activeExperts(worker, task.pairs, task.gate.groups);
   return {
     units: active.units,
-    run(unit) {
-      const { expert, first, count, within } = active.of(unit);
-      run(expert, within, { xIndex: task.pairs.orderRows.offset + first * 4, count, key: expert }, first);
+    run(index) {
+      const unit = active.of(index);
+      const { expert, place, count } = unit;
+      run(expert, unit, { xIndex: task.pairs.orderRows.offset + place * 4, count, key: expert }, place);
     },
   };
 }
@@ -203,27 +220,25 @@ export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
   const { pairs, down, input, output, blame } = task;
   const { i32, f32 } = worker.home;
   const product = new Product(worker, { ...down, xStride: input.stride });
-  const active = activeExperts(worker, pairs, Math.ceil(down.groups / UNIT_GROUPS));
+  const active = activeExperts(worker, pairs, down.groups);
   return {
     units: active.units,
-    run(unit) {
-      const { expert, first, count, within } = active.of(unit);
-      const group = within * UNIT_GROUPS;
-      const groups = Math.min(UNIT_GROUPS, down.groups - group);
+    run(index) {
+      const { expert, first, groups, place, count } = active.of(index);
       product.multiply({
-        weight: down.offset + expert * down.bytes + group * product.groupBytes,
+        weight: down.offset + expert * down.bytes + first * product.groupBytes,
         groups,
-        x: rowOf(input, first),
+        x: rowOf(input, place),
         xIndex: 0,
         count,
-        out: output.offset + group * 16,
+        out: output.offset + first * 16,
         outStride: output.stride,
-        outIndex: pairs.order.offset + first * 4,
+        outIndex: pairs.order.offset + place * 4,
         key: expert,
       });
       if (blame === undefined) return;
-      for (let pair = first; pair < first + count; pair++) {
-        const at = rowOf(output, i32[pairs.order.offset / 4 + pair] as number) / 4 + group * 4;
+      for (let pair = place; pair < place + count; pair++) {
+        const at = rowOf(output, i32[pairs.order.offset / 4 + pair] as number) / 4 + first * 4;
         if (!isFiniteAll(f32, at, groups * 4)) worker.control.fault(Fault.notFinite, blame);
       }
     },
