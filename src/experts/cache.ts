@@ -10,8 +10,11 @@ import type { PolicyName } from './policies.ts';
 
 export type { Pinning } from './group.ts';
 
-/** Tokens after which counts of uses are halved: what fits a text without forgetting it within. */
-export const HALVE_EVERY_TOKENS = 64;
+/**
+ * Tokens after which counts of uses are halved. Texts change what is hot: of 8 to 128 tokens, 16 lose least where a cache is
+ * small or uploads are many, and next to nothing where few uploads serve a large one (`docs/experts.md`).
+ */
+export const HALVE_EVERY_TOKENS = 16;
 
 /** Slots side by side (a slab) that serve some layers. */
 export interface SlotGroup {

@@ -52,10 +52,11 @@ export class Group {
   readonly #wanted: IndexedHeap;
   /** [pairs] The step of the last miss. */
   readonly #missedAt: Float64Array;
+  /** [pairs] Uses that never fade, until pins are made of them. */
+  #uses: Float64Array | undefined;
   #step = 0;
   #tokens = 0;
   #tokensSinceHalving = 0;
-  #pinsMade = false;
 
   constructor({ pairs, slots, policy, halveEveryTokens, pin }: GroupOptions) {
     this.slots = slots;
@@ -74,12 +75,14 @@ export class Group {
     this.#policy = makePolicy(policy, { pairs, slots, usage });
     this.#halveEveryTokens = halveEveryTokens;
     this.#pin = this.#policy.patience === undefined ? undefined : pin;
+    if (this.#pin !== undefined) this.#uses = new Float64Array(pairs);
   }
 
   /** A use of `pair` in a run over so many rows. Whether it lies in a slot. */
   use(pair: number, rows: number): boolean {
     // However many rows a prompt has, it says no more than the tokens between two halvings would.
     this.usage.record(pair, Math.min(1, this.#halveEveryTokens / rows));
+    if (this.#uses !== undefined) this.#uses[pair]++;
     if (this.visible[pair] !== NONE) {
       if (this.#pinned[pair] === 0) this.#policy.hit(pair);
       return true;
@@ -99,7 +102,9 @@ export class Group {
       this.#policy.recount();
       this.#wanted.rebuild();
     }
-    if (this.#pin !== undefined && !this.#pinsMade && this.#tokens >= this.#pin.afterTokens) this.#makePins(this.#pin);
+    if (this.#pin === undefined || this.#uses === undefined || this.#tokens < this.#pin.afterTokens) return;
+    this.#makePins(this.#uses, this.#pin.share);
+    this.#uses = undefined;
   }
 
   /** The pair that most deserves to be uploaded next, if there is one and a slot can be had for it. */
@@ -177,13 +182,11 @@ export class Group {
     return undefined;
   }
 
-  #makePins({ share }: Pinning): void {
-    this.#pinsMade = true;
-    const { usage } = this;
-    const pinned = usage
-      .ranked()
-      .subarray(0, Math.floor(share * this.slots))
-      .filter((pair) => usage.counts[pair] > 0);
+  #makePins(uses: Float64Array, share: number): void {
+    const pinned = Int32Array.from(uses, (_, pair) => pair)
+      .filter((pair) => uses[pair] > 0)
+      .sort((a, b) => uses[b] - uses[a] || a - b)
+      .subarray(0, Math.floor(share * this.slots));
     // The heap's order is of pins too: none may change while their places are looked for.
     for (const pair of pinned) this.#wanted.remove(pair);
     for (const pair of pinned) {

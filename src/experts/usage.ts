@@ -40,10 +40,4 @@ export class Usage {
     if (counts[a] !== counts[b]) return counts[a] > counts[b];
     return last[a] === last[b] ? a < b : last[a] > last[b];
   };
-
-  /** All pairs, the hottest first. */
-  ranked(): Int32Array {
-    const pairs = Int32Array.from(this.counts, (_, pair) => pair);
-    return pairs.sort((a, b) => (a === b ? 0 : this.hotter(a, b) ? -1 : 1));
-  }
 }

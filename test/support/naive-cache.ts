@@ -18,6 +18,7 @@ interface Pair {
   slot?: number;
   loading?: number;
   count: number;
+  uses: number;
   last: number;
   wanted: boolean;
   missedAt: number;
@@ -43,6 +44,7 @@ export class NaiveCache {
     this.#pairs = Array.from({ length: options.pairs }, (_, id) => ({
       id,
       count: 0,
+      uses: 0,
       last: 0,
       wanted: false,
       missedAt: 0,
@@ -59,6 +61,7 @@ export class NaiveCache {
   use(id: number, rows: number): void {
     const pair = this.#pairs[id];
     pair.count += Math.min(1, this.#options.halveEveryTokens / rows);
+    pair.uses++;
     pair.last = ++this.#clock;
     if (pair.slot !== undefined) {
       if (!pair.pinned) this.#hit(pair);
@@ -80,9 +83,9 @@ export class NaiveCache {
     if (pin === undefined || policy === 'static' || this.#pinsMade || this.#tokens < pin.afterTokens) return;
     this.#pinsMade = true;
     const pinned = this.#pairs
-      .toSorted((a, b) => b.count - a.count || b.last - a.last || a.id - b.id)
+      .toSorted((a, b) => b.uses - a.uses || a.id - b.id)
       .slice(0, Math.floor(pin.share * slots))
-      .filter(({ count }) => count > 0);
+      .filter(({ uses }) => uses > 0);
     for (const pair of pinned) {
       pair.pinned = true;
       this.#forget(pair);

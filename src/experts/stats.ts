@@ -1,0 +1,233 @@
+/**
+ * What a run says about its experts: counters that the executor feeds, and a snapshot of them that is plain data and crosses
+ * a worker's port.
+ */
+
+import { InternalError } from '../errors.ts';
+
+/** Milliseconds that a layer of a step took, as its executor saw them. */
+export interface LayerWait {
+  /** From the submission that finds the ids to having them on the host. */
+  readonly roundTripMs: number;
+  /** The misses, on the CPU. */
+  readonly cpuMs: number;
+  /** What the host then still waited for the GPU. */
+  readonly gpuMs: number;
+}
+
+export interface LayerSnapshot {
+  readonly layer: number;
+  /** Steps in which the layer was run. */
+  readonly steps: number;
+  /** Picks: a row's choices of an expert. Hits and misses add up to them where the layer has slots. */
+  readonly picks: number;
+  readonly hits: number;
+  readonly misses: number;
+  /** Steps in which every expert lay in a slot. */
+  readonly wholeSteps: number;
+  /** Different experts, summed over steps: what a step reads, however many rows share it. */
+  readonly uniqueExperts: number;
+  /** Picks of the expert with most, over those of the mean one; 1: all alike. */
+  readonly load: number;
+  /** Of the picks, what the busier half of the experts got. */
+  readonly busierHalfShare: number;
+  /** Of the distribution of picks over experts, in bits. */
+  readonly entropyBits: number;
+  /** Of log2 of the experts: 1: all alike. */
+  readonly entropyShare: number;
+  readonly uploads: number;
+  readonly uploadedBytes: number;
+  /** Experts that were foreseen, and how many of these the layer then used. */
+  readonly predicted: number;
+  readonly predictedUsed: number;
+  /** Sums. */
+  readonly wait: LayerWait;
+}
+
+export interface ExpertStatsSnapshot {
+  readonly experts: number;
+  readonly steps: number;
+  /** Rows of all steps. */
+  readonly rows: number;
+  /** In the order of the layers. */
+  readonly layers: readonly LayerSnapshot[];
+}
+
+interface LayerCounters {
+  readonly layer: number;
+  /** [experts] */
+  readonly picks: Float64Array;
+  /** [experts] The step of the last pick, by the layer's own count. */
+  readonly pickedAt: Float64Array;
+  steps: number;
+  hits: number;
+  misses: number;
+  wholeSteps: number;
+  uniqueExperts: number;
+  uploads: number;
+  uploadedBytes: number;
+  predicted: number;
+  predictedUsed: number;
+  roundTripMs: number;
+  cpuMs: number;
+  gpuMs: number;
+}
+
+export class ExpertStats {
+  readonly #experts: number;
+  readonly #layers: ReadonlyMap<number, LayerCounters>;
+  #steps = 0;
+  #rows = 0;
+
+  /** @param experts of each layer */
+  constructor(layers: readonly number[], experts: number) {
+    this.#experts = experts;
+    this.#layers = new Map(layers.map((layer) => [layer, countersOf(layer, experts)]));
+  }
+
+  /**
+   * A layer has chosen, once a step.
+   * @param experts [picks] of all rows
+   * @param hits how many of the picks lay in a slot; absent: the layer has no slots
+   */
+  routed(layer: number, experts: ArrayLike<number>, hits?: number): void {
+    const counters = this.#of(layer);
+    const step = ++counters.steps;
+    for (let index = 0; index < experts.length; index++) {
+      const expert = experts[index];
+      counters.picks[expert]++;
+      if (counters.pickedAt[expert] === step) continue;
+      counters.pickedAt[expert] = step;
+      counters.uniqueExperts++;
+    }
+    if (hits === undefined) return;
+    counters.hits += hits;
+    counters.misses += experts.length - hits;
+    if (hits === experts.length) counters.wholeSteps++;
+  }
+
+  uploaded(layer: number, bytes: number): void {
+    const counters = this.#of(layer);
+    counters.uploads++;
+    counters.uploadedBytes += bytes;
+  }
+
+  /** Of a predictor's experts for a layer so many were used. */
+  predicted(layer: number, { predicted, used }: { readonly predicted: number; readonly used: number }): void {
+    const counters = this.#of(layer);
+    counters.predicted += predicted;
+    counters.predictedUsed += used;
+  }
+
+  waited(layer: number, { roundTripMs, cpuMs, gpuMs }: LayerWait): void {
+    const counters = this.#of(layer);
+    counters.roundTripMs += roundTripMs;
+    counters.cpuMs += cpuMs;
+    counters.gpuMs += gpuMs;
+  }
+
+  /** A run of the graph over so many rows has ended. */
+  endStep(rows: number): void {
+    this.#steps++;
+    this.#rows += rows;
+  }
+
+  snapshot(): ExpertStatsSnapshot {
+    return {
+      experts: this.#experts,
+      steps: this.#steps,
+      rows: this.#rows,
+      layers: [...this.#layers.values()].map((counters) => layerSnapshot(counters)),
+    };
+  }
+
+  #of(layer: number): LayerCounters {
+    const counters = this.#layers.get(layer);
+    if (counters === undefined) throw new InternalError(`layer ${layer} is none of those whose experts are counted`);
+    return counters;
+  }
+}
+
+function countersOf(layer: number, experts: number): LayerCounters {
+  return {
+    layer,
+    picks: new Float64Array(experts),
+    pickedAt: new Float64Array(experts),
+    steps: 0,
+    hits: 0,
+    misses: 0,
+    wholeSteps: 0,
+    uniqueExperts: 0,
+    uploads: 0,
+    uploadedBytes: 0,
+    predicted: 0,
+    predictedUsed: 0,
+    roundTripMs: 0,
+    cpuMs: 0,
+    gpuMs: 0,
+  };
+}
+
+function layerSnapshot({ picks, ...counters }: LayerCounters): LayerSnapshot {
+  const { roundTripMs, cpuMs, gpuMs, pickedAt: _, ...counted } = counters;
+  const all = picks.reduce((sum, count) => sum + count, 0);
+  const entropyBits = entropyOf(picks);
+  return {
+    ...counted,
+    picks: all,
+    load: all === 0 ? 0 : (Math.max(...picks) * picks.length) / all,
+    busierHalfShare: busierHalf(picks),
+    entropyBits,
+    entropyShare: picks.length > 1 ? entropyBits / Math.log2(picks.length) : 0,
+    wait: { roundTripMs, cpuMs, gpuMs },
+  };
+}
+
+/** Shannon's entropy of the distribution that `counts` are of, in bits. */
+export function entropyOf(counts: Float64Array): number {
+  const all = counts.reduce((sum, count) => sum + count, 0);
+  let bits = 0;
+  for (const count of counts) if (count > 0) bits += (count / all) * Math.log2(all / count);
+  return bits;
+}
+
+/** What the larger half of `counts` has of their sum. */
+function busierHalf(counts: Float64Array): number {
+  const all = counts.reduce((sum, count) => sum + count, 0);
+  if (all === 0) return 0;
+  return (
+    counts
+      .toSorted()
+      .subarray(Math.floor(counts.length / 2))
+      .reduce((sum, count) => sum + count, 0) / all
+  );
+}
+
+/** A snapshot's layers as one; what is a mean of a layer is a mean of all layers that chose anything. */
+export function totalOf({ layers }: ExpertStatsSnapshot): Omit<LayerSnapshot, 'layer'> {
+  const sum = (pick: (layer: LayerSnapshot) => number) => layers.reduce((total, layer) => total + pick(layer), 0);
+  const chose = layers.filter(({ picks }) => picks > 0);
+  const mean = (pick: (layer: LayerSnapshot) => number) =>
+    chose.reduce((total, layer) => total + pick(layer), 0) / Math.max(1, chose.length);
+  return {
+    steps: sum(({ steps }) => steps),
+    picks: sum(({ picks }) => picks),
+    hits: sum(({ hits }) => hits),
+    misses: sum(({ misses }) => misses),
+    wholeSteps: sum(({ wholeSteps }) => wholeSteps),
+    uniqueExperts: sum(({ uniqueExperts }) => uniqueExperts),
+    load: mean(({ load }) => load),
+    busierHalfShare: mean(({ busierHalfShare }) => busierHalfShare),
+    entropyBits: mean(({ entropyBits }) => entropyBits),
+    entropyShare: mean(({ entropyShare }) => entropyShare),
+    uploads: sum(({ uploads }) => uploads),
+    uploadedBytes: sum(({ uploadedBytes }) => uploadedBytes),
+    predicted: sum(({ predicted }) => predicted),
+    predictedUsed: sum(({ predictedUsed }) => predictedUsed),
+    wait: {
+      roundTripMs: sum(({ wait }) => wait.roundTripMs),
+      cpuMs: sum(({ wait }) => wait.cpuMs),
+      gpuMs: sum(({ wait }) => wait.gpuMs),
+    },
+  };
+}
