@@ -123,12 +123,11 @@ export interface ExpertRunner {
   /** Most rows, and most pairs, of one call. */
   readonly limits: { readonly rows: number; readonly pairs: number };
   /**
-   * Runs the layer's `experts` operation to its end, on all threads: the caller's is one of them.
-   * @param aside what the caller's thread does first, while the others are at work already
-   * @returns [pairs, hidden], not weighted; valid until the next call
-   * @throws NonFiniteError `non_finite` naming the layer
+   * Starts the layer's `experts` operation on all other threads.
+   * @returns what does the caller's share and waits for the others: to be called once, before anything else runs there. It gives
+   * [pairs, hidden], not weighted, valid until the next start, and throws NonFiniteError `non_finite` naming the layer
    */
-  compute(work: ExpertWork, aside?: () => void): Float32Array;
+  start(work: ExpertWork): () => Float32Array;
   /**
    * The bytes of an expert's matrix where they lie, whole groups of rows in the layout of the CPU's kernels
    * (`cpu/formats.ts`); in memory that other threads read, too. Absent where weights are not stored so.

@@ -2,7 +2,53 @@
 
 import type { ExpertCache, Upload } from '../../experts/cache.ts';
 import type { Mode } from '../kernel.ts';
-import type { Placing, Residency } from './split-run.ts';
+
+/** An expert and the slot of its layer's slab that it lies in, or goes to. */
+export interface Placing {
+  readonly layer: number;
+  readonly expert: number;
+  readonly slot: number;
+}
+
+/** Which experts are in slots, as the host knows it: what it says changes between runs only. */
+export interface Residency {
+  slotOf(layer: number, expert: number): number | undefined;
+  /** Which experts the rows of a layer's run chose, [rows · used]. */
+  chosen(layer: number, ids: ArrayLike<number>, rows: number): void;
+  /** A run over so many rows has been through all layers. */
+  ended(rows: number): void;
+  /** What fills the slots before the first run. */
+  fill(): readonly Placing[];
+  /**
+   * Experts that go to slots now: before a run of steps, or after one of a prompt. What was in these slots is not there any
+   * more.
+   */
+  begin(mode: Mode, rows: number): readonly Placing[];
+  /** The experts of `begin` are in their slots. */
+  commit(): void;
+  /** They are not, and nothing else is. */
+  abort(): void;
+  /** Layers of which {@link slotOf} answers otherwise than when this was asked last. */
+  changed(): Iterable<number>;
+}
+
+/** Copies experts to slots. */
+export interface Carrier {
+  /**
+   * What is submitted once it settles finds them there. A few are on their way when it returns.
+   * @throws DeviceLostError `device_lost`
+   */
+  carry(placings: readonly Placing[]): Promise<void>;
+  /** Gives up what is on its way. */
+  destroy(): void;
+  /** Settles when nothing is on its way any more. */
+  settled(): Promise<void>;
+  /** Bytes on the device. */
+  readonly bytes: number;
+}
+
+/** Rows of a prompt for each expert that may be brought to a slot after it. */
+const PROMPT_ROWS_AN_UPLOAD = 2;
 
 export class CachedResidency implements Residency {
   readonly #cache: ExpertCache;
@@ -24,15 +70,14 @@ export class CachedResidency implements Residency {
     if (this.#cache.groupOf(layer) !== undefined) this.#cache.touch(layer, ids, rows);
   }
 
-  /** What fills the slots before the first run. */
   fill(): readonly Placing[] {
     return this.#begin(this.#cache.fill());
   }
 
-  begin(mode: Mode): readonly Placing[] {
-    if (mode === 'prompt') return [];
+  begin(mode: Mode, rows: number): readonly Placing[] {
+    const most = mode === 'step' ? this.#uploads : Math.floor((rows * this.#uploads) / PROMPT_ROWS_AN_UPLOAD);
     const uploads: Upload[] = [];
-    while (uploads.length < this.#uploads) {
+    while (uploads.length < most) {
       const candidate = this.#cache.candidate();
       const upload = candidate && this.#cache.begin(candidate);
       if (upload === undefined) break;

@@ -13,50 +13,13 @@ import type { Mode } from '../kernel.ts';
 import { ABSENT, type Binding, HOST_MADE, HOST_PLACES, type Pause, type RunShape } from './builder.ts';
 import type { Gpu } from './device.ts';
 import { allFinite } from './finite.ts';
-import { type Read, readBuffer } from './readback.ts';
+import { readBuffer } from './readback.ts';
 import type { Recorder } from './recorder.ts';
+import type { Carrier, Placing, Residency } from './residency.ts';
+import { type Chosen, chosenOf, type Group, pairsOf, rowsOf, throughDevice } from './split-choice.ts';
 
 const MAP_READ = 0x1;
 const COPY_DST = 0x8;
-
-/** An expert and the slot of its layer's slab that it lies in, or goes to. */
-export interface Placing {
-  readonly layer: number;
-  readonly expert: number;
-  readonly slot: number;
-}
-
-/** Which experts are in slots, as the host knows it: what it says changes between runs only. */
-export interface Residency {
-  slotOf(layer: number, expert: number): number | undefined;
-  /** Which experts the rows of a layer's run chose, [rows · used]. */
-  chosen(layer: number, ids: ArrayLike<number>, rows: number): void;
-  /** A run over so many rows has been through all layers. */
-  ended(rows: number): void;
-  /** Before a run: experts that go to slots now. What was in these slots is not there any more. */
-  begin(mode: Mode): readonly Placing[];
-  /** The experts of `begin` are in their slots. */
-  commit(): void;
-  /** They are not, and nothing else is. */
-  abort(): void;
-  /** Layers of which {@link slotOf} answers otherwise than when this was asked last. */
-  changed(): Iterable<number>;
-}
-
-/** Copies experts to slots. */
-export interface Carrier {
-  /**
-   * What is submitted once it settles finds them there. A few are on their way when it returns.
-   * @throws DeviceLostError `device_lost`
-   */
-  carry(placings: readonly Placing[]): Promise<void>;
-  /** Gives up what is on its way. */
-  destroy(): void;
-  /** Settles when nothing is on its way any more. */
-  settled(): Promise<void>;
-  /** Bytes on the device. */
-  readonly bytes: number;
-}
 
 export interface SplitOptions {
   readonly gpu: Gpu;
@@ -86,19 +49,23 @@ export interface SplitShape {
   readonly passingRows: number;
 }
 
-/** What a layer's run chose. */
-interface Choice {
-  readonly ids: Uint32Array;
-  readonly rows: Float32Array;
+/** A run on its way. */
+interface Running {
+  readonly mode: Mode;
+  readonly shape: RunShape;
+  /** What the host does while experts are computed. */
+  readonly aside: () => void;
 }
 
-/** The (row, rank) pairs of one expert. */
-interface Group {
-  readonly expert: number;
-  readonly pairs: number[];
+/** The CPU's part of a layer, under way. */
+interface Started {
+  /** Does the caller's share, and waits for the others. */
+  readonly finish: () => Float32Array;
+  readonly pairs: number;
 }
 
 export class SplitRun {
+  readonly times: SplitTimes = { runs: 0, stops: 0, waitMs: 0, computeMs: 0, passMs: 0, hits: 0, misses: 0, passed: 0 };
   readonly #options: SplitOptions;
   readonly #readback: GPUBuffer;
   readonly #places: Uint32Array<ArrayBuffer>;
@@ -106,16 +73,6 @@ export class SplitRun {
   #placed = false;
   #reading: Promise<unknown> | undefined;
   #ended = false;
-  readonly times: SplitTimes = {
-    runs: 0,
-    stops: 0,
-    waitMs: 0,
-    computeMs: 0,
-    passMs: 0,
-    hits: 0,
-    misses: 0,
-    passed: 0,
-  };
 
   constructor(options: SplitOptions) {
     this.#options = options;
@@ -123,7 +80,7 @@ export class SplitRun {
     const { hidden, used, rows } = shape;
     const width = Math.max(...[...pauses.prompt, ...pauses.step].map(({ routeWidth }) => routeWidth));
     this.#readback = gpu.device.createBuffer({
-      label: 'choices',
+      label: 'choices of experts, and rows for those elsewhere',
       size: rows * (width + hidden) * 4,
       usage: MAP_READ | COPY_DST,
     });
@@ -132,6 +89,7 @@ export class SplitRun {
     gpu.device.queue.writeBuffer(this.#buffer(HOST_PLACES), 0, this.#places);
   }
 
+  /** Bytes on the device, and mapped ones. */
   get bytes(): number {
     return this.#readback.size + this.#options.carrier.bytes;
   }
@@ -146,24 +104,26 @@ export class SplitRun {
     shape: RunShape,
   ): Promise<{ readonly encoder: GPUCommandEncoder; readonly submitted: () => Promise<void> }> {
     const { residency, carrier } = this.#options;
-    const placings = residency.begin(mode);
+    const brought = mode === 'step' ? residency.begin(mode, shape.rows) : [];
     this.writeTables();
     let carried: Promise<void> | undefined;
-    const carry = () => {
-      carried ??= carrier.carry(placings);
+    const aside = () => {
+      carried ??= carrier.carry(brought);
       // Awaited at the run's end, which a failure may come before.
       carried.catch(() => {});
     };
     const submitted = async () => {
       residency.ended(shape.rows);
-      if (placings.length === 0) return;
-      carry();
-      await carried;
-      residency.commit();
-      this.writeTables();
+      if (mode === 'prompt') await this.#bring(residency.begin(mode, shape.rows));
+      else if (brought.length > 0) {
+        aside();
+        await carried;
+        residency.commit();
+        this.writeTables();
+      }
     };
     try {
-      return { encoder: await this.#runLayers(mode, shape, carry), submitted };
+      return { encoder: await this.#runLayers({ mode, shape, aside }), submitted };
     } catch (error) {
       // What is on its way to a slot is there before anything else goes to it.
       await Promise.allSettled([carried]);
@@ -173,25 +133,43 @@ export class SplitRun {
     }
   }
 
-  async #runLayers(mode: Mode, shape: RunShape, carry: () => void): Promise<GPUCommandEncoder> {
-    const { gpu, pauses } = this.#options;
+  /** Brings experts to slots between runs. */
+  async #bring(placings: readonly Placing[]): Promise<void> {
+    const { residency, carrier } = this.#options;
+    if (placings.length === 0) return;
+    this.writeTables();
+    await carrier.carry(placings);
+    residency.commit();
+    this.writeTables();
+  }
+
+  /** Fills the slots before the first run. */
+  async fill(): Promise<void> {
+    await this.#bring(this.#options.residency.fill());
+  }
+
+  async #runLayers(running: Running): Promise<GPUCommandEncoder> {
+    const { pauses, routing } = this.#options;
+    const { mode, shape } = running;
     const list = pauses[mode];
     this.times.runs++;
-    this.#options.routing?.advance(shape.rows);
-    let encoder = this.#encode(mode, shape, { first: 0, pause: list[0] });
+    routing?.advance(shape.rows);
+    let encoder = this.#encode(running, { first: 0, pause: list[0] });
     for (const [index, pause] of list.entries()) {
       const askedMs = performance.now();
-      const read = this.#ask(encoder, pause, shape);
+      const read = this.#ask(encoder, pause, running);
       const given = this.#giveRouting(pause, shape);
-      this.#submit(this.#encodeRange(mode, shape, pause));
+      this.#submit(this.#encodeSlots(running, pause));
       // While the device computes.
-      encoder = this.#encode(mode, shape, { first: pause.joins, pause: list[index + 1] });
-      const choice = choiceOf(await read.bytes, { pause, run: shape, given });
-      gpu.check();
+      encoder = this.#encode(running, { first: pause.joins, pause: list[index + 1] });
+      const bytes = await read;
+      const chosen = chosenOf(bytes, { ...this.#options.shape, routeWidth: pause.routeWidth, rows: shape.rows, given });
       this.times.waitMs += performance.now() - askedMs;
       this.times.stops++;
-      if (!allFinite(choice.rows)) throw notFinite(pause.layer, mode);
-      await this.#answer({ mode, shape, pause, choice, carry });
+      await this.#answer(running, pause, {
+        ...chosen,
+        rows: mode === 'step' ? new Float32Array(bytes, shape.rows * pause.routeWidth * 4) : undefined,
+      });
     }
     return encoder;
   }
@@ -211,25 +189,30 @@ export class SplitRun {
     return this.#options.bufferOf({ kind: 'buffer', name, access: 'read' });
   }
 
-  /** A run's commands from `first` up to the next stop, and what is read there. */
+  /** A run's commands from `first` up to the next stop, and what is read there: the choice, and of few rows these themselves. */
   #encode(
-    mode: Mode,
-    run: RunShape,
+    { mode, shape: run }: Running,
     { first, pause }: { readonly first: number; readonly pause: Pause | undefined },
   ): GPUCommandEncoder {
-    const { gpu, recorder, bufferOf, shape } = this.#options;
+    const { gpu, recorder, shape } = this.#options;
     const encoder = gpu.device.createCommandEncoder();
     recorder.recordRange(encoder, mode, { run, first, end: pause?.asks ?? Number.POSITIVE_INFINITY });
     if (pause === undefined) return encoder;
     const routeBytes = run.rows * pause.routeWidth * 4;
     encoder.copyBufferToBuffer(this.#buffer(pause.route), 0, this.#readback, 0, routeBytes);
-    const input = bufferOf({ kind: 'value', name: pause.input, access: 'read' });
-    encoder.copyBufferToBuffer(input, 0, this.#readback, routeBytes, run.rows * shape.hidden * 4);
+    if (mode === 'prompt') return encoder;
+    const bytes = run.rows * shape.hidden * 4;
+    encoder.copyBufferToBuffer(this.#input(pause), 0, this.#readback, routeBytes, bytes);
     return encoder;
   }
 
+  /** The rows that experts elsewhere read. */
+  #input({ input }: Pause): GPUBuffer {
+    return this.#options.bufferOf({ kind: 'value', name: input, access: 'read' });
+  }
+
   /** The commands for experts in slots. */
-  #encodeRange(mode: Mode, run: RunShape, { asks, joins }: Pause): GPUCommandEncoder {
+  #encodeSlots({ mode, shape: run }: Pick<Running, 'mode' | 'shape'>, { asks, joins }: Pause): GPUCommandEncoder {
     const { gpu, recorder } = this.#options;
     const encoder = gpu.device.createCommandEncoder();
     recorder.recordRange(encoder, mode, { run, first: asks, end: joins });
@@ -240,13 +223,20 @@ export class SplitRun {
     this.#options.gpu.device.queue.submit([encoder.finish()]);
   }
 
-  #ask(encoder: GPUCommandEncoder, { routeWidth }: Pause, run: RunShape): Read {
-    const { gpu, shape } = this.#options;
+  #ask(encoder: GPUCommandEncoder, { routeWidth }: Pause, { mode, shape: run }: Running): Promise<ArrayBuffer> {
+    const { hidden } = this.#options.shape;
     this.#submit(encoder);
-    const bytes = run.rows * (routeWidth + shape.hidden) * 4;
-    const read = readBuffer(gpu, this.#readback, { bytes, what: 'choice of experts', ended: () => this.#ended });
+    return this.#read(run.rows * (routeWidth + (mode === 'step' ? hidden : 0)) * 4);
+  }
+
+  async #read(bytes: number): Promise<ArrayBuffer> {
+    const { gpu } = this.#options;
+    const ended = () => this.#ended;
+    const read = readBuffer(gpu, this.#readback, { bytes, what: 'choice of experts', ended });
     this.#reading = read.mapped;
-    return read;
+    const found = await read.bytes;
+    gpu.check();
+    return found;
   }
 
   /** Writes the routing that was given, if any was, over what the router chose; all experts of a row weigh the same. */
@@ -267,53 +257,48 @@ export class SplitRun {
     return ids;
   }
 
-  /** Brings what a layer's absent experts make. */
-  async #answer(given: {
-    readonly mode: Mode;
-    readonly shape: RunShape;
-    readonly pause: Pause;
-    readonly choice: Choice;
-    readonly carry: () => void;
-  }): Promise<void> {
-    const { mode, shape: run, pause, choice, carry } = given;
+  /** Brings what a layer's absent experts make. @param chosen.rows absent: they are still on the device */
+  async #answer(
+    running: Running,
+    pause: Pause,
+    chosen: Chosen & { readonly rows: Float32Array | undefined },
+  ): Promise<void> {
     const { residency, shape } = this.#options;
+    const { mode, shape: run } = running;
     const { layer } = pause;
-    const groups = groupsOf(choice.ids, shape.experts);
-    residency.chosen(layer, choice.ids, run.rows);
+    const { ids, groups, rows } = chosen;
+    residency.chosen(layer, ids, run.rows);
     const absent = groups.filter(({ expert }) => residency.slotOf(layer, expert) === undefined);
-    const passing = mode === 'prompt' ? this.#passing(absent) : [];
-    const through = new Set(passing);
-    const rest = absent.filter((group) => !through.has(group));
+    const { passing, rest } =
+      mode === 'prompt' ? throughDevice(absent, shape) : { passing: [], rest: absent };
     const startMs = performance.now();
-    await this.#pass(run, pause, passing);
-    const passedMs = performance.now();
-    if (rest.length === 0) this.#clearPlaces();
-    else this.#compute(layer, choice, rest, mode === 'step' ? carry : undefined);
+    let passedMs = startMs;
+    if (rest.length === 0) {
+      await this.#pass(running, pause, passing);
+      passedMs = performance.now();
+      this.#clearPlaces();
+    } else if (rows !== undefined) {
+      this.#compute(this.#start(pause, rows, { groups: rest, rowAt: (row) => row }), running.aside);
+    } else {
+      // The rows come, and are computed with, while others' weights are copied.
+      const started = this.#gather(pause, rest).then(({ rows: gathered, rowAt }) =>
+        this.#start(pause, gathered, { groups: rest, rowAt }),
+      );
+      const [outcome] = await Promise.allSettled([started, this.#pass(running, pause, passing)]);
+      passedMs = performance.now();
+      this.#compute(await started);
+      if (outcome.status === 'rejected') throw outcome.reason;
+    }
     const { times } = this;
-    const pairsOf = (some: readonly Group[]) => some.reduce((sum, { pairs }) => sum + pairs.length, 0);
     times.passMs += passedMs - startMs;
     times.computeMs += performance.now() - passedMs;
     times.passed += pairsOf(passing);
     times.misses += pairsOf(rest);
-    times.hits += choice.ids.length - pairsOf(absent);
-  }
-
-  /** Of absent experts those that are worth bringing to the device, those of most rows first. */
-  #passing(absent: readonly Group[]): readonly Group[] {
-    const { hostPairs, passingRows } = this.#options.shape;
-    const order = [...absent].sort((a, b) => b.pairs.length - a.pairs.length || a.expert - b.expert);
-    let left = order.reduce((sum, { pairs }) => sum + pairs.length, 0);
-    const through: Group[] = [];
-    for (const group of order) {
-      if (group.pairs.length < passingRows && left <= hostPairs) break;
-      through.push(group);
-      left -= group.pairs.length;
-    }
-    return through;
+    times.hits += ids.length - pairsOf(absent);
   }
 
   /** Has the device compute experts that are brought to it for this run alone. */
-  async #pass(run: RunShape, pause: Pause, groups: readonly Group[]): Promise<void> {
+  async #pass(running: Running, pause: Pause, groups: readonly Group[]): Promise<void> {
     if (groups.length === 0) return;
     const { carrier, shape } = this.#options;
     const { layer } = pause;
@@ -327,33 +312,71 @@ export class SplitRun {
         const table = new Uint32Array(shape.experts).fill(ABSENT);
         for (const { expert, slot } of placings) table[expert] = slot;
         this.#queueTable(layer, table);
-        this.#submit(this.#encodeRange('prompt', run, pause));
+        this.#submit(this.#encodeSlots(running, pause));
       }
     } finally {
       this.#writeTable(layer);
     }
   }
 
-  /** The CPU's part, and where its results are. */
-  #compute(layer: number, { rows }: Choice, groups: readonly Group[], aside?: () => void): void {
-    const { elsewhere, gpu, shape } = this.#options;
-    const { queue } = gpu.device;
-    const pairs = groups.reduce((sum, group) => sum + group.pairs.length, 0);
+  /** Reads the rows that some experts' pairs are of, and nothing else. */
+  async #gather(
+    pause: Pause,
+    groups: readonly Group[],
+  ): Promise<{ readonly rows: Float32Array; readonly rowAt: (row: number) => number }> {
+    const { gpu, shape } = this.#options;
+    const wanted = rowsOf(groups, shape);
+    const bytes = shape.hidden * 4;
+    const encoder = gpu.device.createCommandEncoder();
+    const input = this.#input(pause);
+    for (const { row, at, count } of wanted.runs) {
+      encoder.copyBufferToBuffer(input, row * bytes, this.#readback, at * bytes, count * bytes);
+    }
+    this.#submit(encoder);
+    return { rows: new Float32Array(await this.#read(wanted.count * bytes)), rowAt: wanted.rowAt };
+  }
+
+  /** Starts the CPU's part. */
+  #start(
+    { layer }: Pause,
+    rows: Float32Array,
+    { groups, rowAt }: { readonly groups: readonly Group[]; readonly rowAt: (row: number) => number },
+  ): Started {
+    const { elsewhere, shape } = this.#options;
+    if (!allFinite(rows)) {
+      throw new NonFiniteError(
+        `layer ${layer} (blk.${layer}): what its experts are given is not finite; the weights are damaged or the model does not fit its format`,
+        { data: { layer } },
+      );
+    }
+    const pairs = pairsOf(groups);
     const rowOf = new Int32Array(pairs);
     const expertOf = new Int32Array(pairs);
     this.#places.fill(ABSENT);
     let at = 0;
     for (const { expert, pairs: own } of groups) {
       for (const pair of own) {
-        rowOf[at] = Math.floor(pair / shape.used);
+        rowOf[at] = rowAt(Math.floor(pair / shape.used));
         expertOf[at] = expert;
         this.#places[pair] = at++;
       }
     }
-    const made = elsewhere.compute({ layer, rows, rowOf, expertOf }, aside);
-    // A copy: what the queue takes must not be shared with other threads.
-    queue.writeBuffer(this.#buffer(HOST_MADE), 0, made.slice(0, pairs * shape.hidden));
-    queue.writeBuffer(this.#buffer(HOST_PLACES), 0, this.#places, 0, (rows.length / shape.hidden) * shape.used);
+    return { finish: elsewhere.start({ layer, rows, rowOf, expertOf }), pairs };
+  }
+
+  /** The caller's share of the CPU's part, and where its results go. */
+  #compute({ finish, pairs }: Started, aside?: () => void): void {
+    const { gpu, shape } = this.#options;
+    const { queue } = gpu.device;
+    let made: Float32Array;
+    try {
+      aside?.();
+    } finally {
+      // The others wait for this thread.
+      made = finish();
+    }
+    queue.writeBuffer(this.#buffer(HOST_MADE), 0, made as Float32Array<ArrayBuffer>, 0, pairs * shape.hidden);
+    queue.writeBuffer(this.#buffer(HOST_PLACES), 0, this.#places);
     this.#placed = true;
   }
 
@@ -381,39 +404,4 @@ export class SplitRun {
     const { gpu, bufferOf } = this.#options;
     gpu.device.queue.writeBuffer(bufferOf({ kind: 'slots', layer }), 0, table);
   }
-}
-
-function notFinite(layer: number, mode: Mode): NonFiniteError {
-  return new NonFiniteError(
-    `layer ${layer} (blk.${layer}): what its experts are given is not finite, in a ${mode} run; the weights are damaged or the ` +
-      'model does not fit its format',
-    { data: { layer, mode } },
-  );
-}
-
-function choiceOf(
-  bytes: ArrayBuffer,
-  chosen: { readonly pause: Pause; readonly run: RunShape; readonly given: Uint32Array | undefined },
-): Choice {
-  const { routeWidth } = chosen.pause;
-  const { rows } = chosen.run;
-  if (chosen.given !== undefined) return { ids: chosen.given, rows: new Float32Array(bytes, rows * routeWidth * 4) };
-  const routed = new Uint32Array(bytes, 0, rows * routeWidth);
-  // A row's ids, then as many weights, and the shared expert's factor.
-  const used = (routeWidth - 1) / 2;
-  const ids = new Uint32Array(rows * used);
-  for (let row = 0; row < rows; row++) ids.set(routed.subarray(row * routeWidth, row * routeWidth + used), row * used);
-  return { ids, rows: new Float32Array(bytes, rows * routeWidth * 4) };
-}
-
-/** Pairs by expert, in the order of experts. */
-function groupsOf(ids: Uint32Array, experts: number): Group[] {
-  const groups: (Group | undefined)[] = new Array(experts);
-  for (let pair = 0; pair < ids.length; pair++) {
-    const expert = Math.min(ids[pair] as number, experts - 1);
-    const group = groups[expert] ?? { expert, pairs: [] };
-    group.pairs.push(pair);
-    groups[expert] = group;
-  }
-  return groups.filter((group) => group !== undefined);
 }

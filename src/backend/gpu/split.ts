@@ -74,9 +74,7 @@ export async function makeSplit(
     },
   });
   try {
-    await carrier.carry(residency.fill());
-    residency.commit();
-    run.writeTables();
+    await run.fill();
     return run;
   } catch (error) {
     run.abandon();

@@ -1,0 +1,113 @@
+/** What a layer's rows chose, by expert, and which of the absent experts the device or the CPU computes. */
+
+/** The (row, rank) pairs of one expert: row · used + rank, ascending. */
+export interface Group {
+  readonly expert: number;
+  readonly pairs: Int32Array;
+}
+
+export interface Chosen {
+  /** [rows · used] */
+  readonly ids: Uint32Array;
+  /** In the order of experts. */
+  readonly groups: readonly Group[];
+}
+
+/** @param how.given instead of what stands in the bytes */
+export function chosenOf(
+  bytes: ArrayBuffer,
+  how: {
+    readonly rows: number;
+    readonly routeWidth: number;
+    readonly used: number;
+    readonly experts: number;
+    readonly given: Uint32Array | undefined;
+  },
+): Chosen {
+  const { rows, routeWidth, used, experts, given } = how;
+  const ids = given ?? new Uint32Array(rows * used);
+  if (given === undefined) {
+    const routed = new Uint32Array(bytes, 0, rows * routeWidth);
+    for (let row = 0; row < rows; row++) {
+      for (let rank = 0; rank < used; rank++) {
+        // A row that cannot be routed has ids that mean nothing, and its result says so.
+        ids[row * used + rank] = Math.min(routed[row * routeWidth + rank] as number, experts - 1);
+      }
+    }
+  }
+  return { ids, groups: groupsOf(ids, experts) };
+}
+
+function groupsOf(ids: Uint32Array, experts: number): Group[] {
+  const ends = new Int32Array(experts);
+  for (let pair = 0; pair < ids.length; pair++) (ends[ids[pair] as number] as number)++;
+  const counts = ends.slice();
+  for (let expert = 0, before = 0; expert < experts; expert++) {
+    const count = ends[expert] as number;
+    ends[expert] = before;
+    before += count;
+  }
+  const order = new Int32Array(ids.length);
+  for (let pair = 0; pair < ids.length; pair++) {
+    const expert = ids[pair] as number;
+    order[(ends[expert] as number)++] = pair;
+  }
+  const groups: Group[] = [];
+  for (let expert = 0; expert < experts; expert++) {
+    const count = counts[expert] as number;
+    const end = ends[expert] as number;
+    if (count > 0) groups.push({ expert, pairs: order.subarray(end - count, end) });
+  }
+  return groups;
+}
+
+export function pairsOf(groups: readonly Group[]): number {
+  return groups.reduce((sum, { pairs }) => sum + pairs.length, 0);
+}
+
+/**
+ * Of a prompt's absent experts those that are worth bringing to the device: those that many rows chose, and as many more, those of
+ * most rows first, as the CPU has no room for.
+ */
+export function throughDevice(
+  absent: readonly Group[],
+  { passingRows, hostPairs }: { readonly passingRows: number; readonly hostPairs: number },
+): { readonly passing: readonly Group[]; readonly rest: readonly Group[] } {
+  const order = [...absent].sort((a, b) => b.pairs.length - a.pairs.length || a.expert - b.expert);
+  let left = pairsOf(absent);
+  let passing = 0;
+  for (const { pairs } of order) {
+    if (pairs.length < passingRows && left <= hostPairs) break;
+    passing++;
+    left -= pairs.length;
+  }
+  return { passing: order.slice(0, passing), rest: order.slice(passing) };
+}
+
+/** Rows side by side. */
+interface RowRun {
+  readonly row: number;
+  readonly count: number;
+  /** Where they stand among the wanted ones. */
+  readonly at: number;
+}
+
+/** The rows that groups' pairs are of, each once and in order. */
+export function rowsOf(
+  groups: readonly Group[],
+  { used, rows }: { readonly used: number; readonly rows: number },
+): { readonly runs: readonly RowRun[]; readonly count: number; readonly rowAt: (row: number) => number } {
+  const places = new Int32Array(rows).fill(-1);
+  for (const { pairs } of groups) for (const pair of pairs) places[Math.floor(pair / used)] = 0;
+  const runs: { row: number; count: number; at: number }[] = [];
+  let count = 0;
+  for (let row = 0; row < rows; row++) {
+    if (places[row] === -1) continue;
+    places[row] = count;
+    const last = runs.at(-1);
+    if (last !== undefined && last.row + last.count === row) last.count++;
+    else runs.push({ row, count: 1, at: count });
+    count++;
+  }
+  return { runs, count, rowAt: (row) => places[row] as number };
+}
