@@ -4,10 +4,10 @@ import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { UsageError } from '../errors.ts';
 import { describeFlags, type FlagSpec, nearest, parseFlags } from './args.ts';
-import { benchFlags, flags, inspectFlags, planFlags, runFlags } from './flags.ts';
+import { benchFlags, flags, inspectFlags, planFlags, replayFlags, runFlags } from './flags.ts';
 
 const all: Readonly<Record<string, FlagSpec>> = flags;
-const commands = { run: runFlags, plan: planFlags, inspect: inspectFlags, bench: benchFlags };
+const commands = { run: runFlags, plan: planFlags, inspect: inspectFlags, bench: benchFlags, replay: replayFlags };
 
 /** A value each kind takes with what it reads as, and values it must refuse. */
 function samples(spec: FlagSpec): {

@@ -21,7 +21,7 @@ for (const [line, message] of [
   ['run -p x --presence-penalty -1e308', /presencePenalty: found -1e\+308, expected a number from -1000000/],
   ['run -p x --stop=', /stop: found an array of 1, expected .*texts of 1 to 4096/],
   ['rnu', /unknown command "rnu"; did you mean run\?/],
-  ['frobnicate', /unknown command "frobnicate"; there are start, run, inspect, plan, bench/],
+  ['frobnicate', /unknown command "frobnicate"; there are start, run, inspect, plan, bench, replay/],
   ['-p hello', /a command comes first, found -p; try conclave run -p hello/],
   ['plan a.gguf b.gguf', /unexpected argument "b.gguf"/],
   ['inspect -m a.gguf b.gguf', /give one file, found -m a\.gguf and b\.gguf/],
@@ -83,7 +83,7 @@ test('plan prints the plan in words, or as JSON', async () => {
 });
 
 test('help and version', async () => {
-  for (const command of ['start', 'run', 'inspect', 'plan', 'bench']) {
+  for (const command of ['start', 'run', 'inspect', 'plan', 'bench', 'replay']) {
     const { context, out, err } = world(words.library);
     assert.equal(await main([command, '--help'], context), 0);
     assert.match(out(), /-h, --help/);

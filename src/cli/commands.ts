@@ -32,6 +32,11 @@ export const commands: readonly CommandRow[] = [
     load: async () => (await import('./plan.ts')).plan,
   },
   { name: 'bench', about: 'prefill and decode speed', load: async () => (await import('./bench.ts')).bench },
+  {
+    name: 'replay',
+    about: 'expert cache policies over a routing trace, without a model',
+    load: async () => (await import('./replay.ts')).replay,
+  },
 ];
 
 export function help(): string {

@@ -129,6 +129,32 @@ export const flags = {
   },
   repetitions: { short: 'r', kind: 'whole', value: 'N', min: 1, max: 1000, about: 'measured runs of each test (5)' },
 
+  uploads: {
+    kind: 'whole',
+    value: 'N',
+    min: 0,
+    about: 'most experts uploaded a token (default: every miss at once)',
+  },
+  'warm-up': {
+    kind: 'whole',
+    value: 'N',
+    min: 0,
+    about: 'tokens before anything is counted (256, or a quarter of a short trace)',
+  },
+  pin: {
+    kind: 'number',
+    value: 'PERCENT',
+    min: 0,
+    max: 100,
+    about: 'of the slots, kept for good by the hottest after the warm-up (none)',
+  },
+  'expert-bytes': {
+    kind: 'bytes',
+    value: 'SIZE',
+    min: 1,
+    about: "an expert's weights (default: what the trace says)",
+  },
+
   json: { kind: 'switch', about: 'print one JSON object' },
   verbose: { kind: 'switch', about: 'on an error print its code, data, cause and stack' },
   help: { short: 'h', kind: 'switch', about: 'print this help' },
@@ -195,6 +221,16 @@ export const benchFlags = pick([
   ...placement,
   ...output,
 ]);
+
+export const replayFlags = {
+  // A model has one cache; a trace is for comparing several.
+  'expert-cache': {
+    kind: 'list',
+    value: 'POLICY:SIZE',
+    about: 'a cache to try, as run takes it, or of policy lru; may be given several times',
+  },
+  ...pick(['uploads', 'warm-up', 'pin', 'expert-bytes', ...output]),
+} as const satisfies FlagTable;
 
 function pick<const Name extends keyof typeof flags>(names: readonly Name[]): Pick<typeof flags, Name> {
   return Object.fromEntries(names.map((name) => [name, flags[name]])) as Pick<typeof flags, Name>;

@@ -113,6 +113,12 @@ describe('a damaged or hostile trace is a named error', () => {
           ] as const,
       ),
     ),
+    [
+      'more experts in all than any model',
+      { layers: 17, experts: 65_536, used: 1, tokens: 1, bytes: 2 },
+      new Uint8Array(34),
+      /layers: found 17, expected a whole number from 1 to 16/,
+    ],
     ['more used than there are', { ...good, used: 5 }, ids, /used: found 5, expected a whole number from 1 to 4/],
     ['a model that is no text', { ...good, model: 3 }, ids, /model: found 3, expected a text/],
     ['no bytes an expert', { ...good, expertBytes: 0 }, ids, /expertBytes: found 0/],

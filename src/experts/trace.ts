@@ -16,8 +16,8 @@ export const ORDER = 'token, layer, rank';
 const MOST_JSON_BYTES = 2 ** 20;
 /** Ids have two bytes at the most. */
 const MOST_EXPERTS = 2 ** 16;
-/** What a token uses in all layers: more than any model does, and little enough to be read at once. */
-const MOST_PICKS = 2 ** 22;
+/** Of all layers: eight times what the largest models have, and few enough to count each by itself. */
+const MOST_PAIRS = 2 ** 20;
 /** Ids that {@link RoutingTrace.blocks} holds at once. */
 const BLOCK_IDS = 2 ** 20;
 
@@ -186,8 +186,8 @@ function shapeOf(file: string, json: JsonObject): TraceShape {
     throw refuse(key, `a whole number from 1 to ${most}`);
   };
   const experts = whole('experts', MOST_EXPERTS);
-  const layers = whole('layers', MOST_PICKS);
-  const used = whole('used', Math.min(experts, Math.floor(MOST_PICKS / layers)));
+  const layers = whole('layers', Math.floor(MOST_PAIRS / experts));
+  const used = whole('used', experts);
   const tokens = whole('tokens', Math.floor(Number.MAX_SAFE_INTEGER / (2 * layers * used)));
   const bytes = idBytes(experts);
   // Old traces of one byte say nothing; one that says something must say this.

@@ -7,10 +7,15 @@ import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { commands } from '../../src/cli/commands.ts';
 import { flags } from '../../src/cli/flags.ts';
+import type { PolicyName } from '../../src/experts/policies.ts';
+import { replay } from '../../src/experts/replay.ts';
+import { RoutingTrace } from '../../src/experts/trace.ts';
 import { families } from '../../src/model/families/index.ts';
 import { formats } from '../../src/quant/index.ts';
 import { BUNDLED } from '../support/models.ts';
+import { nodeModelSource } from '../support/node-source.ts';
 import { referenceModels } from '../support/references.ts';
+import { SKEWED } from '../support/trace-source.ts';
 
 const root = fileURLToPath(new URL('../../', import.meta.url));
 const read = (path: string) => readFileSync(join(root, path), 'utf8');
@@ -51,6 +56,7 @@ test('every file that a document links to or calls a test is there', () => {
     'CONTRIBUTING.md',
     'models/README.md',
     'docs/architecture.md',
+    'docs/experts.md',
     'bench/README.md',
   ]) {
     const text = read(document);
@@ -71,5 +77,27 @@ test('the model card gives the size and the answers that are recorded', () => {
   for (const [, question, said] of rows) {
     const recorded = answers.find(({ messages }) => messages[0]?.content === question);
     assert.equal(said, recorded?.answer, question);
+  }
+});
+
+test('the table of cache policies is what a replay gives', async () => {
+  const cells = read('docs/experts.md')
+    .split('\n')
+    .filter((line) => /^\| `\w+` \| [\d.]+% \|/.test(line))
+    .map((line) => line.split('|').map((text) => text.trim()));
+  assert.equal(cells.length, 12);
+  const cases = cells.map(([, policy, share]) => ({
+    policy: policy?.replaceAll('`', '') as PolicyName,
+    slots: (Number.parseFloat(share ?? '') / 100) * 48 * 128,
+  }));
+  for (const [column, uploads] of [2, 8, 16, undefined].entries()) {
+    const trace = await RoutingTrace.open(await nodeModelSource(`${SKEWED}/trace.json`));
+    const { rows } = await replay(trace, { cases, uploads, warmUpTokens: 256 });
+    await trace.close();
+    for (const [index, { hitRate, uploadsPerToken }] of rows.entries()) {
+      const row = cells[index] ?? [];
+      assert.equal(row[3 + column], `${(100 * hitRate).toFixed(1)}%`, `${row[1]} ${row[2]}, ${uploads} uploads`);
+      if (uploads === undefined) assert.equal(row[7], uploadsPerToken.toFixed(1));
+    }
   }
 });

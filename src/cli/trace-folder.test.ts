@@ -1,0 +1,62 @@
+import assert from 'node:assert/strict';
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { after, test } from 'node:test';
+import { RoutingTrace } from '../experts/trace.ts';
+import { nodePlatform } from '../platform/node.ts';
+import { createTraceFolder } from './trace-folder.ts';
+
+const root = mkdtempSync(join(tmpdir(), 'conclave-trace-'));
+after(() => rmSync(root, { recursive: true }));
+const shape = { layers: 2, experts: 300, used: 1, model: 'fake' };
+
+test('what is recorded step by step is a trace when it is finished, not before', async () => {
+  const path = join(root, 'made', 'here');
+  const folder = await createTraceFolder(path, shape);
+  await folder.writer.step([[1], [299]]);
+  await folder.writer.step([
+    [2, 256],
+    [3, 257],
+  ]);
+  await assert.rejects(nodePlatform.openSource(join(path, 'trace.json')), { name: 'SourceError' });
+  await folder.finish();
+  const trace = await RoutingTrace.open(await nodePlatform.openSource(join(path, 'trace.json')));
+  assert.deepEqual(trace.shape, { ...shape, tokens: 3, expertBytes: undefined });
+  const block = await trace.read(0, 3);
+  assert.deepEqual(
+    [0, 1, 2].map((token) => [...block.ids(token, 0), ...block.ids(token, 1)]),
+    [
+      [1, 299],
+      [2, 3],
+      [256, 257],
+    ],
+  );
+  await trace.close();
+});
+
+test('a trace that failed leaves nothing, and another may take its place', async () => {
+  const path = join(root, 'failed');
+  const folder = await createTraceFolder(path, shape);
+  await folder.writer.step([[1], [2]]);
+  await folder.discard();
+  assert.ok(!existsSync(join(path, 'trace.bin')));
+  await (await createTraceFolder(path, shape)).discard();
+});
+
+test('a trace is never written over', async () => {
+  const path = join(root, 'taken');
+  await (await createTraceFolder(path, shape)).finish();
+  await assert.rejects(createTraceFolder(path, shape), {
+    name: 'UsageError',
+    message: /there is a trace in it already/,
+  });
+});
+
+test('where nothing can be written is said', async () => {
+  writeFileSync(join(root, 'file'), '');
+  await assert.rejects(createTraceFolder(join(root, 'file'), shape), {
+    name: 'SourceError',
+    message: /file: cannot be written: /,
+  });
+});
