@@ -6,7 +6,7 @@
 import { InternalError } from '../errors.ts';
 import { weightsOfGraph } from '../model/cut.ts';
 import type { Graph } from '../model/graph.ts';
-import { graphsOfParts } from '../model/part-graphs.ts';
+import { graphsOfParts, runsLayers } from '../model/part-graphs.ts';
 import type { Plan, PlannedPart } from '../plan/plan.ts';
 import type { Backend, Executable, LoadProgress, PrepareRequest, Step } from './backend.ts';
 
@@ -40,8 +40,7 @@ export async function prepareParts(
         experts: prepared.find((part) => part?.executable.experts !== undefined)?.executable.experts,
         onProgress: progress(index),
       });
-      const runs = (parts[index] as PlannedPart).end > (parts[index] as PlannedPart).first;
-      prepared[index] = { graph, executable, runs };
+      prepared[index] = { graph, executable, runs: runsLayers(parts[index] as PlannedPart) };
     }
   } catch (error) {
     await Promise.all(prepared.map((part) => part?.executable.dispose()));

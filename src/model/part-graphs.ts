@@ -15,9 +15,14 @@ export interface PartLayers {
   readonly experts?: readonly number[];
 }
 
+/** Whether a part does more than to compute experts for others. */
+export function runsLayers({ first, end, experts }: PartLayers): boolean {
+  return end > first || experts === undefined;
+}
+
 /** @param parts in the order in which they run */
 export function graphsOfParts(graph: Graph, parts: readonly PartLayers[]): readonly Graph[] {
-  const running = parts.filter(({ first, end }) => end > first);
+  const running = parts.filter(runsLayers);
   const cut = cutGraph(
     graph,
     running.slice(0, -1).map(({ end }) => end),

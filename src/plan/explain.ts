@@ -1,5 +1,6 @@
 /** A plan in words: what `conclave plan` prints. Reads the plan and nothing else, and decides nothing. */
 
+import { runsLayers } from '../model/part-graphs.ts';
 import type { Plan, PlannedBuffer, PlannedOperation, PlannedWeight } from './plan.ts';
 import { showBytes, showCount, showPlural, showRanges, wrap } from './show.ts';
 
@@ -50,7 +51,7 @@ function devices(plan: Plan): Row[] {
     const name = device === 'gpu' && adapter !== undefined ? `gpu (${adapter})` : device;
     const own = device === 'cpu' ? [showPlural(threads, 'thread'), ...features] : features;
     // The last part that runs layers has the head.
-    const last = parts.findLastIndex((part) => part.end > part.first);
+    const last = parts.findLastIndex(runsLayers);
     const layers = [
       ...(index === 0 ? ['embedding'] : []),
       ...(end > first
@@ -172,7 +173,10 @@ function weights(plan: Plan): string[] {
 function twice({ weights: all }: Plan): string[] {
   const homes = groupBy(all, ({ name }) => name);
   return [...homes].flatMap(([name, each]) =>
-    each.length > 1 ? [`${name}: on ${each.map(({ device }) => device).join(' and ')}, which both read it`] : [],
+    // The norms of experts that are elsewhere are small, and many.
+    each.length > 1 && each.every(({ shape }) => shape.length > 1)
+      ? [`${name}: on ${each.map(({ device }) => device).join(' and ')}, which both read it`]
+      : [],
   );
 }
 
@@ -261,10 +265,8 @@ function formatsByOutput(plan: Plan): ReadonlyMap<string, string> {
   for (const { name, format, shape } of plan.weights) {
     if (shape.length < 2) continue;
     const moe = /^(layers\.\d+\.moe)\.(gate|up|down|shared\.(gate|up|down))$/.exec(name);
-    if (moe !== null)
-      for (const output of [moe[1]!, `${moe[1]!}.experts`])
-        if (outputs.has(output)) add(output, format);
-        else if (outputs.has(name)) add(name, format);
+    const made = moe === null ? [name] : [moe[1]!, `${moe[1]!}.experts`];
+    for (const output of made) if (outputs.has(output)) add(output, format);
     if (name === 'embedding') add('embedded', format);
     if (name === 'head' || (name === 'embedding' && !head)) add('logits', format);
   }

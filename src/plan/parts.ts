@@ -4,7 +4,7 @@ import type { CacheType, KernelRequest, KernelRow, Mode } from '../backend/kerne
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import { expertWeights, weightsOfGraph } from '../model/cut.ts';
 import type { Graph, Operation, WeightName } from '../model/graph.ts';
-import { graphsOfParts, type PartLayers } from '../model/part-graphs.ts';
+import { graphsOfParts, type PartLayers, runsLayers } from '../model/part-graphs.ts';
 import type { Weights } from '../model/weights.ts';
 import { hopedContext, type Placed, type Placer, type PlanRequest } from './placer.ts';
 import { cpuPlacer } from './placers/cpu.ts';
@@ -77,7 +77,7 @@ export function partsOf(request: PlanRequest, cuts: readonly Cut[]): readonly Pa
 export function sharedBy(request: PlanRequest, parts: readonly Part[]): Shared {
   const small = parts.every(({ placer }) => placer.defaultCache(request, hopedContext(request)) === 'f32');
   // A part that only computes experts takes what it is given.
-  const running = parts.filter(({ first, end }) => end > first);
+  const running = parts.filter(runsLayers);
   return {
     cacheType: request.options.cache ?? (small ? 'f32' : 'f16'),
     promptRows: Math.min(...running.map(({ placer, request: own }) => placer.promptRows(own))),

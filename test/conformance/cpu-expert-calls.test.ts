@@ -1,6 +1,6 @@
 /**
  * Calls for single experts, beyond what they compute: what does not fit is an error before anything is computed, values that
- * are not finite name their layer, what is done aside may fail, runs of the graph are not disturbed, and an expert's bytes are
+ * are not finite name their layer, a caller may do something else meanwhile, runs of the graph are not disturbed, and an expert's bytes are
  * where they are said to be.
  */
 
@@ -54,15 +54,13 @@ const wrong: Readonly<Record<string, readonly [Partial<ExpertWork>, RegExp]>> = 
 for (const [name, options] of Object.entries(devices)) {
   describe(name, () => {
     for (const [what, [change, message]] of Object.entries(wrong)) {
-      test(`${what} is an error, nothing is done aside, and the next call is as before`, () =>
+      test(`${what} is an error before anything starts, and the next call is as before`, () =>
         withExperts(expertsTiny(given, { normed: true }), options, (experts) => {
           const before = ask(experts);
-          let aside = 0;
           assert.throws(
-            () => experts.compute(call(change), () => aside++),
+            () => experts.start(call(change)),
             (error: unknown) => error instanceof InternalError && message.test(error.message),
           );
-          assert.equal(aside, 0);
           sameBits(ask(experts), before, what);
         }));
     }
@@ -74,7 +72,7 @@ for (const [name, options] of Object.entries(devices)) {
           for (const value of [Number.NaN, Number.POSITIVE_INFINITY]) {
             const bad = rows.slice().fill(value, 130, 131);
             assert.throws(
-              () => experts.compute(workOf(1, bad, given.hidden, pairs)),
+              () => experts.start(workOf(1, bad, given.hidden, pairs))(),
               (error: unknown) =>
                 error instanceof NonFiniteError && error.data.layer === 1 && /layer 1 \(blk\.1\)/.test(error.message),
             );
@@ -104,33 +102,20 @@ for (const [name, options] of Object.entries(devices)) {
       });
     }
 
-    test('what is done aside is done once; what it throws is thrown, and the next call is as before', () =>
-      withExperts(expertsTiny(given, { normed: true }), options, (experts) => {
+    test('a call goes on while its caller does something else', () =>
+      withExperts(expertsTiny(given, { normed: true }), options, async (experts) => {
         const before = ask(experts);
-        let times = 0;
-        const found = experts.compute(workOf(0, rows, given.hidden, pairs), () => times++);
-        assert.equal(times, 1);
-        sameBits(found, before, 'with something aside');
-        const failure = new Error('the copy failed');
         for (let again = 0; again < 3; again++) {
-          assert.throws(
-            () =>
-              experts.compute(workOf(0, rows, given.hidden, pairs), () => {
-                throw failure;
-              }),
-            (error: unknown) => error === failure,
-          );
-          sameBits(ask(experts), before, 'after a failure aside');
+          const finish = experts.start(workOf(0, rows, given.hidden, pairs));
+          await new Promise((resolve) => setTimeout(resolve, 5));
+          sameBits(finish(), before, 'after a while');
         }
       }));
 
-    test('no pairs give nothing, and what is aside is done', () =>
+    test('no pairs give nothing', () =>
       withExperts(expertsTiny(given), options, (experts) => {
-        let times = 0;
         const none = new Int32Array(0);
-        const work = { layer: 0, rows: new Float32Array(0), rowOf: none, expertOf: none };
-        assert.equal(experts.compute(work, () => times++).length, 0);
-        assert.equal(times, 1);
+        assert.equal(experts.start({ layer: 0, rows: new Float32Array(0), rowOf: none, expertOf: none })().length, 0);
       }));
 
     test('after dispose a call is an error', () =>
@@ -153,12 +138,12 @@ describe('limits', () => {
         expertOf: Int32Array.from({ length: pairCount }, (_, pair) => pair % 6),
       });
       const most = many(700, 2048);
-      const found = experts.compute(most).slice();
+      const found = experts.start(most)().slice();
       const last = Array.from({ length: 5 }, (_, at) => 2043 + at);
       const some = { ...most, rowOf: most.rowOf.slice(2043), expertOf: most.expertOf.slice(2043) };
-      sameBits(experts.compute(some), found.slice((last[0] as number) * 64), 'the last pairs');
-      assert.throws(() => experts.compute(many(701, 9)), /701 rows, expected at most 700/);
-      assert.throws(() => experts.compute(many(700, 2049)), /2049 pairs, expected at most 2048/);
+      sameBits(experts.start(some)(), found.slice((last[0] as number) * 64), 'the last pairs');
+      assert.throws(() => experts.start(many(701, 9)), /701 rows, expected at most 700/);
+      assert.throws(() => experts.start(many(700, 2049)), /2049 pairs, expected at most 2048/);
     }));
 
   test('never more pairs than all rows of a run use', () =>
@@ -211,12 +196,12 @@ describe('beside runs of the graph', () => {
         rowOf: Int32Array.from({ length: count }, (_, pair) => pair),
         expertOf: Int32Array.from({ length: count }, (_, pair) => pair % 4),
       });
-      const alone = [1, 7].map((count) => experts.compute(work(count)).slice());
+      const alone = [1, 7].map((count) => experts.start(work(count))().slice());
       for (let again = 0; again < 3; again++) {
         for (const [index, one] of [prompt, step].entries()) {
           const logits = await whole.run(one);
           for (const [at, count] of [1, 7].entries()) {
-            sameBits(experts.compute(work(count)), alone[at] as Float32Array, `${count} pairs after run ${index}`);
+            sameBits(experts.start(work(count))(), alone[at] as Float32Array, `${count} pairs after run ${index}`);
           }
           sameBits(logits, expected[index] as Float32Array, `logits of run ${index}, after calls`);
         }

@@ -38,21 +38,21 @@ export class CpuExpertRunner implements ExpertRunner {
     );
   }
 
-  compute(work: ExpertWork, aside?: () => void): Float32Array {
+  start(work: ExpertWork): () => Float32Array {
     if (this.#closed) throw new DisposedError('the CPU backend');
     const { operation, place } = this.#layer(work.layer);
     const { moe, input, output } = operation;
     const width = this.#widths[input] as number;
     const rows = checkExpertWork(work, { limits: this.limits, width, experts: moe.experts });
     const pairs = work.rowOf.length;
-    if (pairs === 0) {
-      aside?.();
-      return new Float32Array(0);
-    }
+    if (pairs === 0) return () => new Float32Array(0);
     this.#write(work, place, rows, moe.experts);
-    this.#pool.runExperts(place.section, rows, aside);
-    throwFault(this.#pool, `experts of ${pairs} pairs of ${rows} rows`, { pairs, rows });
-    return readRows(this.#home.f32, place.output, { rows: pairs, width: this.#widths[output] as number });
+    const finish = this.#pool.startExperts(place.section, rows);
+    return () => {
+      finish();
+      throwFault(this.#pool, `experts of ${pairs} pairs of ${rows} rows`, { pairs, rows });
+      return readRows(this.#home.f32, place.output, { rows: pairs, width: this.#widths[output] as number });
+    };
   }
 
   home(layer: number, part: ExpertPart, expert: number): Uint8Array {

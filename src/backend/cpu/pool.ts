@@ -102,20 +102,20 @@ export class Pool {
 
   /** One run over `rows` rows, of which `wanted` logits are wanted. Everything it reads lies in arena 0 already. */
   run(rows: number, wanted: number): void {
-    this.#command(Command.run, rows | (wanted << UPPER_SHIFT));
+    this.#start(Command.run, rows | (wanted << UPPER_SHIFT))();
   }
 
   /**
-   * One run of a section of experts over `rows` rows.
-   * @param aside what the owner does while the others begin. What it throws is thrown when all have ended.
+   * Starts one run of a section of experts over `rows` rows on the other workers.
+   * @returns the owner's share, for which the others wait: to be done once, before anything else is asked of the pool
    */
-  runExperts(section: number, rows: number, aside?: () => void): void {
-    this.#command(Command.experts, rows | (section << UPPER_SHIFT), aside);
+  startExperts(section: number, rows: number): () => void {
+    return this.#start(Command.experts, rows | (section << UPPER_SHIFT));
   }
 
   /** Puts a piece that has been read in order. */
   store(piece: number): void {
-    this.#command(Command.store, piece);
+    this.#start(Command.store, piece)();
     if (this.control.takeFault() !== undefined) throw this.crash();
   }
 
@@ -124,14 +124,10 @@ export class Pool {
     return this.#crash ?? new InternalError('a worker failed; its message has not arrived yet');
   }
 
-  #command(command: number, argument: number, aside?: () => void): void {
+  /** Tells the others. @returns what does the owner's share; the others wait for it at the next barrier */
+  #start(command: number, argument: number): () => void {
     this.#own.control.command(command, argument);
-    try {
-      aside?.();
-    } finally {
-      // The others wait for the owner at the next barrier, whatever came in between.
-      this.#own.perform(command, argument);
-    }
+    return () => this.#own.perform(command, argument);
   }
 
   async dispose(): Promise<void> {

@@ -10,8 +10,8 @@ import type { Gpu } from './device.ts';
 import { gpuFormat } from './formats/index.ts';
 import { planeWords } from './formats.ts';
 import { Repacker, type RepackJob, type RepackKind } from './repack.ts';
-import { EXPERT_PARTS, type Slab, slabWeight } from './slab.ts';
 import type { Carrier, Placing } from './residency.ts';
+import { EXPERT_PARTS, type Slab, slabWeight } from './slab.ts';
 
 const MAP_WRITE = 0x2;
 const COPY_SRC = 0x4;

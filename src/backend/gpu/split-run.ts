@@ -269,8 +269,7 @@ export class SplitRun {
     const { ids, groups, rows } = chosen;
     residency.chosen(layer, ids, run.rows);
     const absent = groups.filter(({ expert }) => residency.slotOf(layer, expert) === undefined);
-    const { passing, rest } =
-      mode === 'prompt' ? throughDevice(absent, shape) : { passing: [], rest: absent };
+    const { passing, rest } = mode === 'prompt' ? throughDevice(absent, shape) : { passing: [], rest: absent };
     const startMs = performance.now();
     let passedMs = startMs;
     if (rest.length === 0) {

@@ -5,7 +5,7 @@
 
 import { DisposedError, InternalError, NonFiniteError } from '../../errors.ts';
 import { cachedLayersOf } from '../../model/cut.ts';
-import type { Graph, Operation } from '../../model/graph.ts';
+import type { ExpertsOperation, Graph, Operation } from '../../model/graph.ts';
 import { type RopeTable, ropeTable } from '../../model/rope.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import {
@@ -65,7 +65,7 @@ export class ReferenceExecutable implements Executable {
     const sizes = [...weights.values(), ...this.#caches.flatMap(({ keys, values }) => [keys, values])];
     this.bytes = sizes.reduce((sum, { byteLength }) => sum + byteLength, 0);
     if (expertsByLayer(graph).size > 0) {
-      this.experts = { limits: NO_LIMITS, compute: (work, aside) => this.#computeExperts(work, aside) };
+      this.experts = { limits: NO_LIMITS, start: (work) => this.#startExperts(work) };
     }
   }
 
@@ -104,14 +104,19 @@ export class ReferenceExecutable implements Executable {
   }
 
   /** One pair after the other. */
-  #computeExperts(work: ExpertWork, aside?: () => void): Float32Array {
+  #startExperts(work: ExpertWork): () => Float32Array {
     if (this.#disposed) throw new DisposedError('the reference backend');
     const operation = expertsByLayer(this.#graph).get(work.layer);
     if (operation === undefined) throw new InternalError(`no experts of layer ${work.layer} are here`);
-    const { input, norm: rowNorm, moe: spec, prefix } = operation;
+    const { input, moe: spec } = operation;
     const width = this.#graph.widths[input] as number;
     checkExpertWork(work, { limits: NO_LIMITS, width, experts: spec.experts });
-    aside?.();
+    return () => this.#computeExperts(operation, work);
+  }
+
+  #computeExperts(operation: ExpertsOperation, work: ExpertWork): Float32Array {
+    const { input, norm: rowNorm, moe: spec, prefix } = operation;
+    const width = this.#graph.widths[input] as number;
     const rows =
       rowNorm === undefined ? work.rows : norm(work.rows, this.#weight(rowNorm.weight), width, rowNorm.epsilon);
     const output = new Float32Array(work.rowOf.length * width);

@@ -117,5 +117,7 @@ export function computed(
   pairs: readonly Pair[],
   layer = 0,
 ): Float32Array {
-  return experts.compute(workOf(layer, rows, width, pairs)).slice();
+  return experts
+    .start(workOf(layer, rows, width, pairs))()
+    .slice();
 }
