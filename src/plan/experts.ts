@@ -15,13 +15,13 @@ import type { PlannedExperts } from './plan.ts';
 
 /** Slots of a slab that experts of a prompt pass through: enough that the device is busy while the next ones come. */
 const PASSING = 32;
+/** Most pairs of a prompt that the CPU computes in a layer's run: many times what it does while other experts are copied. */
+const HOST_PAIRS = 4096;
 /**
- * An absent expert of a prompt is brought to the GPU when at least so many rows chose it: by then the CPU takes longer to
- * multiply them than the bus to bring its weights.
+ * Experts brought to slots in a step, at the most: each costs the host about 0.3 ms of copying, most of it while the CPU computes,
+ * and saves the CPU what it would read of it in the steps after.
  */
-const PASSING_ROWS = 16;
-/** Experts brought to slots in a step, at the most: each costs the host about 0.3 ms of copying. */
-const UPLOADS = 1;
+const UPLOADS = 8;
 
 /** Experts that are split, and in how many slots. */
 export interface ExpertChoice {
@@ -132,7 +132,7 @@ export function planExperts(
   });
   const slots = slabs.reduce((sum, slab) => sum + slab.slots, 0);
   const recommended = recommendedSlots({ layers: layers.length, experts, used });
-  const passingRows = policy === 'static' && slots > 0 ? 1 : PASSING_ROWS;
+  const passes = policy === 'static' && slots > 0 ? 'all' : 'balanced';
   return {
     layers,
     policy,
@@ -142,8 +142,8 @@ export function planExperts(
     recommended,
     status: cacheStatus({ slots, recommended, asked: size === undefined ? recommended : undefined }),
     uploads: policy === 'static' ? 0 : UPLOADS,
-    passingRows,
-    hostPairs: Math.min(promptRows * used, Math.max(MAX_STEP_ROWS * used, experts * (passingRows - 1))),
+    passes,
+    hostPairs: Math.max(MAX_STEP_ROWS * used, passes === 'all' ? 0 : Math.min(promptRows * used, HOST_PAIRS)),
   };
 }
 

@@ -74,7 +74,7 @@ function devices(plan: Plan): Row[] {
 /** How experts are split, in two lines. */
 function experts({ experts: split }: Plan): Row[] {
   if (split === undefined) return [];
-  const { policy, slots, experts: all, recommended, status, uploads, passingRows } = split;
+  const { policy, slots, experts: all, recommended, status, uploads, passes } = split;
   const share = Math.round((slots / all) * 100);
   const held =
     slots === 0
@@ -82,9 +82,9 @@ function experts({ experts: split }: Plan): Row[] {
       : `${showCount(slots)} of ${showCount(all)} on the GPU (${share}%, ${policy}${uploads > 0 ? `, at most ${showCount(uploads)} brought there a step` : ''})`;
   const verdict = slots === 0 ? '' : `; ${showCount(recommended)} are recommended: ${status}`;
   const prompts =
-    passingRows === 1
+    passes === 'all'
       ? 'of a prompt all others pass through the GPU'
-      : `of a prompt those pass through the GPU that ${showCount(passingRows)} rows or more chose`;
+      : 'of a prompt those of most rows pass through the GPU, as many as are copied while the CPU computes the rest';
   return [
     ['experts', `${held}${verdict}`],
     ['', `the others on the CPU; ${prompts}`],

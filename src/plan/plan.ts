@@ -120,8 +120,11 @@ export interface PlannedExperts {
   readonly status: 'ok' | 'below recommended' | 'budget exhausted';
   /** Experts that are brought to slots in a step, at the most. */
   readonly uploads: number;
-  /** An expert of a prompt that has no slot passes through the GPU when at least so many rows chose it. */
-  readonly passingRows: number;
+  /**
+   * Which experts of a prompt that have no slot pass through the GPU: all, or as many, those of most rows first, as are copied
+   * there while the CPU computes the others.
+   */
+  readonly passes: 'all' | 'balanced';
   /** Most (row, expert) pairs that the CPU computes in a layer's run. */
   readonly hostPairs: number;
 }

@@ -14,9 +14,10 @@ const ARRIVED = 4;
 const PHASE = 5;
 const SLEEPERS = 6;
 const FAULT = 7;
+const DONE = 8;
 
 /** What the pool is told to do. */
-export const Command = { exit: 0, run: 1, store: 2, measure: 3, experts: 4 } as const;
+export const Command = { exit: 0, run: 1, store: 2, measure: 3, experts: 4, expertsApart: 5 } as const;
 
 /** Kinds of fault; a fault word is layer · 16 + kind, with layer + 1 so that the embedding (-1) fits. */
 export const Fault = { none: 0, notFinite: 1, router: 2, crash: 3, cache: 4 } as const;
@@ -59,20 +60,38 @@ export class Control {
     return Atomics.add(this.words, COUNTER, size);
   }
 
-  /** Returns when every worker has come; what each wrote before is then visible to all. Resets the work counter. */
-  barrier(): void {
-    if (this.threads === 1) {
+  /**
+   * Returns when every worker has come; what each wrote before is then visible to all. Resets the work counter.
+   * @param workers how many take part; all must say the same
+   */
+  barrier(workers = this.threads): void {
+    if (workers === 1) {
       this.words[COUNTER] = 0;
       return;
     }
     const phase = Atomics.load(this.words, PHASE);
-    if (Atomics.add(this.words, ARRIVED, 1) === this.threads - 1) {
+    if (Atomics.add(this.words, ARRIVED, 1) === workers - 1) {
       Atomics.store(this.words, ARRIVED, 0);
       Atomics.store(this.words, COUNTER, 0);
       this.#advance(PHASE);
     } else {
       this.#wait(PHASE, phase);
     }
+  }
+
+  /** How many runs have been ended by {@link done}. */
+  get ended(): number {
+    return Atomics.load(this.words, DONE);
+  }
+
+  /** Says that a run without the owner has ended: by one of its workers, behind their last barrier. */
+  done(): void {
+    this.#advance(DONE);
+  }
+
+  /** Returns when a run has ended that had not when {@link ended} was `before`. */
+  waitForEnd(before: number): void {
+    this.#wait(DONE, before);
   }
 
   /** Keeps the first fault. */

@@ -29,11 +29,13 @@ export class PoolWorker {
   readonly control: Control;
   readonly runner: Runner;
   readonly #pieces: readonly StorePiece[];
+  readonly #worker: number;
 
   constructor(data: WorkerData) {
     this.control = new Control(data.control, data.program.threads, data.program.spinMs);
     this.runner = new Runner({ ...data, control: this.control });
     this.#pieces = data.pieces;
+    this.#worker = data.worker;
   }
 
   perform(command: number, argument: number): void {
@@ -41,7 +43,15 @@ export class PoolWorker {
     const upper = argument >>> UPPER_SHIFT;
     if (command === Command.run) this.runner.run(0, rows, upper);
     else if (command === Command.experts) this.runner.run(upper, rows, 0);
+    else if (command === Command.expertsApart) this.#runApart(upper, rows);
     else if (command === Command.store) this.#store(this.#pieces[argument] as StorePiece);
+  }
+
+  /** All workers but the owner. */
+  #runApart(section: number, rows: number): void {
+    const { control, runner } = this;
+    runner.run(section, rows, 0, control.threads - 1);
+    if (this.#worker === 1) control.done();
   }
 
   #store(piece: StorePiece): void {
@@ -107,10 +117,17 @@ export class Pool {
 
   /**
    * Starts one run of a section of experts over `rows` rows on the other workers.
-   * @returns the owner's share, for which the others wait: to be done once, before anything else is asked of the pool
+   * @param apart whether they do all of it, where there are others: the owner is free until it has the time to wait for them.
+   * Else it has a share, for which they wait
+   * @returns the owner's share and its wait: to be called once, before anything else is asked of the pool
    */
-  startExperts(section: number, rows: number): () => void {
-    return this.#start(Command.experts, rows | (section << UPPER_SHIFT));
+  startExperts(section: number, rows: number, apart: boolean): () => void {
+    const argument = rows | (section << UPPER_SHIFT);
+    if (!apart || this.#others.length === 0) return this.#start(Command.experts, argument);
+    const { control } = this.#own;
+    const before = control.ended;
+    control.command(Command.expertsApart, argument);
+    return () => control.waitForEnd(before);
   }
 
   /** Puts a piece that has been read in order. */

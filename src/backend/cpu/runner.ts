@@ -60,8 +60,8 @@ export class Runner implements WorkerView {
     return this.arenas[0] as Arena;
   }
 
-  /** This worker's share of one run of a section; all workers call it at once. */
-  run(section: number, rows: number, wanted: number): void {
+  /** This worker's share of one run of a section; all `workers` call it at once. */
+  run(section: number, rows: number, wanted: number, workers = this.control.threads): void {
     this.step.rows = rows;
     this.step.wanted = wanted;
     this.#settle(rows === 1);
@@ -82,10 +82,10 @@ export class Runner implements WorkerView {
         this.control.fault(Fault.crash, -1);
         this.onCrash(error);
       }
-      if (!alone) this.control.barrier();
+      if (!alone) this.control.barrier(workers);
       open = alone;
     }
-    if (open) this.control.barrier();
+    if (open) this.control.barrier(workers);
   }
 
   /** Points every place that has a copy for runs of one row at that copy, or back. */

@@ -10,7 +10,7 @@ import type { Gpu } from './device.ts';
 import { gpuFormat } from './formats/index.ts';
 import { planeWords } from './formats.ts';
 import { Repacker, type RepackJob, type RepackKind } from './repack.ts';
-import type { Carrier, Placing } from './residency.ts';
+import type { Carrier, Carrying, Placing } from './residency.ts';
 import { EXPERT_PARTS, type Slab, slabWeight } from './slab.ts';
 
 const MAP_WRITE = 0x2;
@@ -34,7 +34,9 @@ interface Part extends RepackKind {
 interface Staging {
   readonly buffer: GPUBuffer;
   /** When it is mapped again; absent: it is. */
-  ready?: Promise<unknown>;
+  ready?: Promise<void> | undefined;
+  /** Its memory, once asked for: it can be had once a mapping. */
+  memory?: Uint8Array | undefined;
 }
 
 export interface CarrierOptions {
@@ -134,54 +136,81 @@ export class ExpertCarrier implements Carrier {
     return this.#raw.size;
   }
 
-  /** As many as a staging buffer holds are on their way when this returns, if one is free. */
   async carry(placings: readonly Placing[]): Promise<void> {
-    const { gpu } = this.#options;
-    const { buffer } = this.#stagings[0] as Staging;
+    const { size } = (this.#stagings[0] as Staging).buffer;
     for (let from = 0; from < placings.length; ) {
       let end = from;
-      let bytes = 0;
-      for (; end < placings.length; end++) {
-        const own = bytesOf(this.#partsOf((placings[end] as Placing).layer));
-        if (bytes + own > buffer.size) break;
-        bytes += own;
+      for (let bytes = 0; end < placings.length; end++) {
+        bytes += bytesOf(this.#partsOf((placings[end] as Placing).layer));
+        if (bytes > size) break;
       }
-      const staging = this.#stagings[this.#next] as Staging;
-      this.#next = (this.#next + 1) % this.#stagings.length;
-      if (staging.ready !== undefined) await staging.ready;
-      staging.ready = undefined;
-      gpu.check();
-      this.#send(staging, placings.slice(from, end), bytes);
+      await this.#load(placings.slice(from, end)).finish();
       from = end;
     }
+  }
+
+  begin(placings: readonly Placing[]): Carrying {
+    const { size } = (this.#stagings[0] as Staging).buffer;
+    const bytes = placings.reduce((sum, { layer }) => sum + bytesOf(this.#partsOf(layer)), 0);
+    // Too much for one is brought all at once, at the end.
+    if (bytes > size) return { advance: () => {}, finish: () => this.carry(placings) };
+    return this.#load(placings);
   }
 
   #partsOf(layer: number): readonly Part[] {
     return this.#parts.get(layer) as readonly Part[];
   }
 
-  #send(staging: Staging, placings: readonly Placing[], bytes: number): void {
+  /** A staging buffer on its way to be filled with experts that fit into it, matrix by matrix. */
+  #load(placings: readonly Placing[]): Carrying {
     const { gpu, home, copyBytes } = this.#options;
-    const mapped = new Uint8Array(staging.buffer.getMappedRange());
+    const pieces = placings.flatMap((placing) =>
+      this.#partsOf(placing.layer).map((part, index) => ({ ...placing, part, index })),
+    );
     const jobs: RepackJob[] = [];
     let at = 0;
-    for (const { layer, expert, slot } of placings) {
-      for (const [index, part] of this.#partsOf(layer).entries()) {
-        copyBytes(home(layer, EXPERT_PARTS[index] as (typeof EXPERT_PARTS)[number], expert), mapped.subarray(at));
-        const { format, columns, rows, target, slotBytes, homeBytes } = part;
-        jobs.push({ format, columns, rows, source: at, target, targetOffset: slot * slotBytes });
-        at += homeBytes;
-      }
-    }
+    const staging = this.#stagings[this.#next] as Staging;
+    if (pieces.length > 0) this.#next = (this.#next + 1) % this.#stagings.length;
+    const copyNext = () => {
+      const { layer, expert, slot, part, index } = pieces[jobs.length] as (typeof pieces)[number];
+      staging.memory ??= new Uint8Array(staging.buffer.getMappedRange());
+      copyBytes(home(layer, EXPERT_PARTS[index] as (typeof EXPERT_PARTS)[number], expert), staging.memory.subarray(at));
+      const { format, columns, rows, target, slotBytes, homeBytes } = part;
+      jobs.push({ format, columns, rows, source: at, target, targetOffset: slot * slotBytes });
+      at += homeBytes;
+    };
+    return {
+      advance: () => {
+        if (staging.ready === undefined && jobs.length < pieces.length) copyNext();
+      },
+      finish: async () => {
+        if (pieces.length === 0) return;
+        if (staging.ready !== undefined) await staging.ready;
+        gpu.check();
+        while (jobs.length < pieces.length) copyNext();
+        this.#send(staging, jobs, at);
+        this.experts += placings.length;
+        this.bytesBrought += at;
+      },
+    };
+  }
+
+  #send(staging: Staging, jobs: readonly RepackJob[], bytes: number): void {
+    const { device } = this.#options.gpu;
+    staging.memory = undefined;
     staging.buffer.unmap();
-    const encoder = gpu.device.createCommandEncoder();
+    const encoder = device.createCommandEncoder();
     encoder.copyBufferToBuffer(staging.buffer, 0, this.#raw, 0, bytes);
     this.#repacker.encode(encoder, { raw: this.#raw, jobs });
-    gpu.device.queue.submit([encoder.finish()]);
+    device.queue.submit([encoder.finish()]);
     // Why it fails, the device says.
-    staging.ready = staging.buffer.mapAsync(MAP_WRITE).catch(() => {});
-    this.experts += placings.length;
-    this.bytesBrought += bytes;
+    const ready = staging.buffer.mapAsync(MAP_WRITE).then(
+      () => {
+        if (staging.ready === ready) staging.ready = undefined;
+      },
+      () => {},
+    );
+    staging.ready = ready;
   }
 
   /** Gives up what is on its way. */

@@ -35,16 +35,26 @@ export interface Residency {
 /** Copies experts to slots. */
 export interface Carrier {
   /**
-   * What is submitted once it settles finds them there. A few are on their way when it returns.
+   * What is submitted once it settles finds them there.
    * @throws DeviceLostError `device_lost`
    */
   carry(placings: readonly Placing[]): Promise<void>;
+  /** The same, by and by. */
+  begin(placings: readonly Placing[]): Carrying;
   /** Gives up what is on its way. */
   destroy(): void;
   /** Settles when nothing is on its way any more. */
   settled(): Promise<void>;
   /** Bytes on the device. */
   readonly bytes: number;
+}
+
+/** Experts on their way to slots, as far as somebody had the time. */
+export interface Carrying {
+  /** Copies one more matrix, if there is one and it can be done at once: about 0.1 ms. */
+  advance(): void;
+  /** Copies the others, and sends all. Once it settles what is submitted finds them in their slots. */
+  finish(): Promise<void>;
 }
 
 /** Rows of a prompt for each expert that may be brought to a slot after it. */

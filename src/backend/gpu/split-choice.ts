@@ -65,23 +65,58 @@ export function pairsOf(groups: readonly Group[]): number {
   return groups.reduce((sum, { pairs }) => sum + pairs.length, 0);
 }
 
+/** Milliseconds that bringing an expert takes at first, and a pair on the CPU: those of a large host. */
+const FIRST_PASS_MS = 0.3;
+const FIRST_PAIR_MS = 0.03;
+/** How much of what was measured last goes into what is expected. */
+const LEARN = 0.25;
+/** What a pair is expected to take less when the CPU was done first. */
+const LESS = 0.95;
+/** Waits shorter than this are none. */
+const WAIT_MS = 0.2;
+
 /**
- * Of a prompt's absent experts those that are worth bringing to the device: those that many rows chose, and as many more, those of
- * most rows first, as the CPU has no room for.
+ * Shares a prompt's absent experts out between the device and the CPU, so that both are done at about the same time: those of
+ * most rows are brought to the device, as many as are copied while the CPU computes the rest. What either takes it learns from
+ * the layers before.
  */
-export function throughDevice(
-  absent: readonly Group[],
-  { passingRows, hostPairs }: { readonly passingRows: number; readonly hostPairs: number },
-): { readonly passing: readonly Group[]; readonly rest: readonly Group[] } {
-  const order = [...absent].sort((a, b) => b.pairs.length - a.pairs.length || a.expert - b.expert);
-  let left = pairsOf(absent);
-  let passing = 0;
-  for (const { pairs } of order) {
-    if (pairs.length < passingRows && left <= hostPairs) break;
-    passing++;
-    left -= pairs.length;
+export class Balance {
+  readonly #passes: 'all' | 'balanced';
+  readonly #hostPairs: number;
+  #passMs = FIRST_PASS_MS;
+  #pairMs = FIRST_PAIR_MS;
+
+  /** @param limits.hostPairs most pairs of the CPU's */
+  constructor(limits: { readonly passes: 'all' | 'balanced'; readonly hostPairs: number }) {
+    this.#passes = limits.passes;
+    this.#hostPairs = limits.hostPairs;
   }
-  return { passing: order.slice(0, passing), rest: order.slice(passing) };
+
+  share(absent: readonly Group[]): { readonly passing: readonly Group[]; readonly rest: readonly Group[] } {
+    if (this.#passes === 'all') return { passing: absent, rest: [] };
+    const order = [...absent].sort((a, b) => b.pairs.length - a.pairs.length || a.expert - b.expert);
+    let left = pairsOf(absent);
+    let passing = 0;
+    while (passing < order.length && (left > this.#hostPairs || left * this.#pairMs > passing * this.#passMs)) {
+      left -= (order[passing] as Group).pairs.length;
+      passing++;
+    }
+    return { passing: order.slice(0, passing), rest: order.slice(passing) };
+  }
+
+  /** How long a layer took. @param took.waitedMs for the CPU, behind the last expert brought */
+  learn(took: {
+    readonly experts: number;
+    readonly passMs: number;
+    readonly pairs: number;
+    readonly waitedMs: number;
+  }): void {
+    const { experts, passMs, pairs, waitedMs } = took;
+    if (experts > 0) this.#passMs += LEARN * (passMs / experts - this.#passMs);
+    // When it was done is known only if it was waited for.
+    if (waitedMs < WAIT_MS) this.#pairMs *= LESS;
+    else if (pairs > 0) this.#pairMs += LEARN * ((passMs + waitedMs) / pairs - this.#pairMs);
+  }
 }
 
 /** Rows side by side. */

@@ -10,15 +10,17 @@
 import { NonFiniteError } from '../../errors.ts';
 import type { ExpertRunner, GivenRouting, SplitTimes } from '../backend.ts';
 import type { Mode } from '../kernel.ts';
-import { ABSENT, type Binding, HOST_MADE, HOST_PLACES, type Pause, type RunShape } from './builder.ts';
+import { ABSENT, type Binding, type Pause, type RunShape } from './builder.ts';
 import type { Gpu } from './device.ts';
 import { allFinite } from './finite.ts';
 import { readBuffer } from './readback.ts';
 import type { Recorder } from './recorder.ts';
 import type { Carrier, Placing, Residency } from './residency.ts';
-import { type Chosen, chosenOf, type Group, pairsOf, rowsOf, throughDevice } from './split-choice.ts';
+import { HostResults, SlotTables } from './split-buffers.ts';
+import { Balance, type Chosen, chosenOf, type Group, pairsOf, rowsOf } from './split-choice.ts';
 
 const MAP_READ = 0x1;
+const COPY_SRC = 0x4;
 const COPY_DST = 0x8;
 
 export interface SplitOptions {
@@ -45,8 +47,8 @@ export interface SplitShape {
   readonly hostPairs: number;
   /** Slots that experts of many rows pass through: the first of them, by layer, and how many. */
   readonly passing: (layer: number) => { readonly first: number; readonly count: number };
-  /** An absent expert of a prompt passes through the device when at least so many rows chose it. */
-  readonly passingRows: number;
+  /** Which absent experts of a prompt pass through the device. */
+  readonly passes: 'all' | 'balanced';
 }
 
 /** A run on its way. */
@@ -62,31 +64,42 @@ interface Started {
   /** Does the caller's share, and waits for the others. */
   readonly finish: () => Float32Array;
   readonly pairs: number;
+  /** When it began. */
+  readonly atMs: number;
 }
 
 export class SplitRun {
   readonly times: SplitTimes = { runs: 0, stops: 0, waitMs: 0, computeMs: 0, passMs: 0, hits: 0, misses: 0, passed: 0 };
   readonly #options: SplitOptions;
   readonly #readback: GPUBuffer;
-  readonly #places: Uint32Array<ArrayBuffer>;
-  /** Whether the device's places name results of the host's. */
-  #placed = false;
+  readonly #tables: SlotTables;
+  readonly #results: HostResults;
+  readonly #balance: Balance;
+  /** Choices that are given, on their way to where the router's stand. */
+  readonly #given: GPUBuffer | undefined;
   #reading: Promise<unknown> | undefined;
   #ended = false;
 
   constructor(options: SplitOptions) {
     this.#options = options;
-    const { gpu, pauses, shape } = options;
-    const { hidden, used, rows } = shape;
+    const { gpu, pauses, shape, routing, residency } = options;
+    const { hidden, rows, experts } = shape;
+    this.#tables = new SlotTables(options, { experts, residency });
+    this.#results = new HostResults(options, shape);
+    this.#balance = new Balance(shape);
     const width = Math.max(...[...pauses.prompt, ...pauses.step].map(({ routeWidth }) => routeWidth));
     this.#readback = gpu.device.createBuffer({
       label: 'choices of experts, and rows for those elsewhere',
       size: rows * (width + hidden) * 4,
       usage: MAP_READ | COPY_DST,
     });
-    this.#places = new Uint32Array(rows * used).fill(ABSENT);
-    // No results of the host's are there before the first.
-    gpu.device.queue.writeBuffer(this.#buffer(HOST_PLACES), 0, this.#places);
+    if (routing !== undefined) {
+      this.#given = gpu.device.createBuffer({
+        label: 'given choices',
+        size: rows * width * 4,
+        usage: COPY_SRC | COPY_DST,
+      });
+    }
   }
 
   /** Bytes on the device, and mapped ones. */
@@ -105,30 +118,22 @@ export class SplitRun {
   ): Promise<{ readonly encoder: GPUCommandEncoder; readonly submitted: () => Promise<void> }> {
     const { residency, carrier } = this.#options;
     const brought = mode === 'step' ? residency.begin(mode, shape.rows) : [];
-    this.writeTables();
-    let carried: Promise<void> | undefined;
-    const aside = () => {
-      carried ??= carrier.carry(brought);
-      // Awaited at the run's end, which a failure may come before.
-      carried.catch(() => {});
-    };
+    this.#tables.writeChanged();
+    const carrying = carrier.begin(brought);
     const submitted = async () => {
       residency.ended(shape.rows);
       if (mode === 'prompt') await this.#bring(residency.begin(mode, shape.rows));
       else if (brought.length > 0) {
-        aside();
-        await carried;
+        await carrying.finish();
         residency.commit();
-        this.writeTables();
+        this.#tables.writeChanged();
       }
     };
     try {
-      return { encoder: await this.#runLayers({ mode, shape, aside }), submitted };
+      return { encoder: await this.#runLayers({ mode, shape, aside: () => carrying.advance() }), submitted };
     } catch (error) {
-      // What is on its way to a slot is there before anything else goes to it.
-      await Promise.allSettled([carried]);
       residency.abort();
-      this.writeTables();
+      this.#tables.writeChanged();
       throw error;
     }
   }
@@ -137,10 +142,10 @@ export class SplitRun {
   async #bring(placings: readonly Placing[]): Promise<void> {
     const { residency, carrier } = this.#options;
     if (placings.length === 0) return;
-    this.writeTables();
+    this.#tables.writeChanged();
     await carrier.carry(placings);
     residency.commit();
-    this.writeTables();
+    this.#tables.writeChanged();
   }
 
   /** Fills the slots before the first run. */
@@ -157,9 +162,8 @@ export class SplitRun {
     let encoder = this.#encode(running, { first: 0, pause: list[0] });
     for (const [index, pause] of list.entries()) {
       const askedMs = performance.now();
-      const read = this.#ask(encoder, pause, running);
       const given = this.#giveRouting(pause, shape);
-      this.#submit(this.#encodeSlots(running, pause));
+      const read = this.#ask(encoder, pause, running);
       // While the device computes.
       encoder = this.#encode(running, { first: pause.joins, pause: list[index + 1] });
       const bytes = await read;
@@ -177,6 +181,7 @@ export class SplitRun {
   abandon(): void {
     this.#ended = true;
     this.#readback.destroy();
+    this.#given?.destroy();
     this.#options.carrier.destroy();
   }
 
@@ -189,7 +194,10 @@ export class SplitRun {
     return this.#options.bufferOf({ kind: 'buffer', name, access: 'read' });
   }
 
-  /** A run's commands from `first` up to the next stop, and what is read there: the choice, and of few rows these themselves. */
+  /**
+   * A run's commands from `first` up to the next stop, and what is read there: the choice, and of few rows these themselves.
+   * Behind them those for the experts in slots: one submission costs the host less than two.
+   */
   #encode(
     { mode, shape: run }: Running,
     { first, pause }: { readonly first: number; readonly pause: Pause | undefined },
@@ -199,10 +207,14 @@ export class SplitRun {
     recorder.recordRange(encoder, mode, { run, first, end: pause?.asks ?? Number.POSITIVE_INFINITY });
     if (pause === undefined) return encoder;
     const routeBytes = run.rows * pause.routeWidth * 4;
-    encoder.copyBufferToBuffer(this.#buffer(pause.route), 0, this.#readback, 0, routeBytes);
-    if (mode === 'prompt') return encoder;
-    const bytes = run.rows * shape.hidden * 4;
-    encoder.copyBufferToBuffer(this.#input(pause), 0, this.#readback, routeBytes, bytes);
+    const route = this.#buffer(pause.route);
+    if (this.#given !== undefined) encoder.copyBufferToBuffer(this.#given, 0, route, 0, routeBytes);
+    encoder.copyBufferToBuffer(route, 0, this.#readback, 0, routeBytes);
+    if (mode === 'step') {
+      const bytes = run.rows * shape.hidden * 4;
+      encoder.copyBufferToBuffer(this.#input(pause), 0, this.#readback, routeBytes, bytes);
+    }
+    recorder.recordRange(encoder, mode, { run, first: pause.asks, end: pause.joins });
     return encoder;
   }
 
@@ -239,10 +251,10 @@ export class SplitRun {
     return found;
   }
 
-  /** Writes the routing that was given, if any was, over what the router chose; all experts of a row weigh the same. */
-  #giveRouting({ layer, route, routeWidth }: Pause, run: RunShape): Uint32Array | undefined {
+  /** The routing that was given, if any was, to go over what the router chose; all experts of a row weigh the same. */
+  #giveRouting({ layer, routeWidth }: Pause, run: RunShape): Uint32Array | undefined {
     const { routing, shape, gpu } = this.#options;
-    if (routing === undefined) return undefined;
+    if (routing === undefined || this.#given === undefined) return undefined;
     const { used } = shape;
     const ids = routing.ids(layer);
     const words = new Uint32Array(run.rows * routeWidth);
@@ -253,7 +265,7 @@ export class SplitRun {
       weights.fill(1 / used, at + used, at + 2 * used);
       weights[at + 2 * used] = 1;
     }
-    gpu.device.queue.writeBuffer(this.#buffer(route), 0, words);
+    gpu.device.queue.writeBuffer(this.#given, 0, words);
     return ids;
   }
 
@@ -263,30 +275,39 @@ export class SplitRun {
     pause: Pause,
     chosen: Chosen & { readonly rows: Float32Array | undefined },
   ): Promise<void> {
-    const { residency, shape } = this.#options;
+    const { residency } = this.#options;
     const { mode, shape: run } = running;
     const { layer } = pause;
     const { ids, groups, rows } = chosen;
     residency.chosen(layer, ids, run.rows);
     const absent = groups.filter(({ expert }) => residency.slotOf(layer, expert) === undefined);
-    const { passing, rest } = mode === 'prompt' ? throughDevice(absent, shape) : { passing: [], rest: absent };
+    const { passing, rest } = mode === 'prompt' ? this.#balance.share(absent) : { passing: [], rest: absent };
     const startMs = performance.now();
     let passedMs = startMs;
     if (rest.length === 0) {
       await this.#pass(running, pause, passing);
       passedMs = performance.now();
-      this.#clearPlaces();
+      this.#results.clear();
     } else if (rows !== undefined) {
-      this.#compute(this.#start(pause, rows, { groups: rest, rowAt: (row) => row }), running.aside);
+      const started = this.#start(pause, rows, { groups: rest, rowAt: (row) => row });
+      running.aside();
+      this.#results.write(started.finish(), { pairs: started.pairs, rows: run.rows });
     } else {
-      // The rows come, and are computed with, while others' weights are copied.
-      const started = this.#gather(pause, rest).then(({ rows: gathered, rowAt }) =>
-        this.#start(pause, gathered, { groups: rest, rowAt }),
-      );
-      const [outcome] = await Promise.allSettled([started, this.#pass(running, pause, passing)]);
-      passedMs = performance.now();
-      this.#compute(await started);
-      if (outcome.status === 'rejected') throw outcome.reason;
+      const gathered = await this.#gather(pause, rest);
+      const started = this.#start(pause, gathered.rows, { groups: rest, rowAt: gathered.rowAt, apart: true });
+      try {
+        // Weights are copied while the CPU computes.
+        await this.#pass(running, pause, passing);
+      } finally {
+        passedMs = performance.now();
+        this.#results.write(started.finish(), { pairs: started.pairs, rows: run.rows });
+      }
+      this.#balance.learn({
+        experts: passing.length,
+        passMs: passedMs - started.atMs,
+        pairs: started.pairs,
+        waitedMs: performance.now() - passedMs,
+      });
     }
     const { times } = this;
     times.passMs += passedMs - startMs;
@@ -308,13 +329,11 @@ export class SplitRun {
           .slice(from, from + count)
           .map(({ expert }, index): Placing => ({ layer, expert, slot: first + index }));
         await carrier.carry(placings);
-        const table = new Uint32Array(shape.experts).fill(ABSENT);
-        for (const { expert, slot } of placings) table[expert] = slot;
-        this.#queueTable(layer, table);
+        this.#tables.writeOnly(layer, placings);
         this.#submit(this.#encodeSlots(running, pause));
       }
     } finally {
-      this.#writeTable(layer);
+      this.#tables.write(layer);
     }
   }
 
@@ -339,8 +358,14 @@ export class SplitRun {
   #start(
     { layer }: Pause,
     rows: Float32Array,
-    { groups, rowAt }: { readonly groups: readonly Group[]; readonly rowAt: (row: number) => number },
+    how: {
+      readonly groups: readonly Group[];
+      readonly rowAt: (row: number) => number;
+      /** Whether this thread is free meanwhile. */
+      readonly apart?: boolean;
+    },
   ): Started {
+    const { groups, rowAt, apart } = how;
     const { elsewhere, shape } = this.#options;
     if (!allFinite(rows)) {
       throw new NonFiniteError(
@@ -351,56 +376,17 @@ export class SplitRun {
     const pairs = pairsOf(groups);
     const rowOf = new Int32Array(pairs);
     const expertOf = new Int32Array(pairs);
-    this.#places.fill(ABSENT);
+    const { places } = this.#results;
+    places.fill(ABSENT);
     let at = 0;
     for (const { expert, pairs: own } of groups) {
       for (const pair of own) {
         rowOf[at] = rowAt(Math.floor(pair / shape.used));
         expertOf[at] = expert;
-        this.#places[pair] = at++;
+        places[pair] = at++;
       }
     }
-    return { finish: elsewhere.start({ layer, rows, rowOf, expertOf }), pairs };
-  }
-
-  /** The caller's share of the CPU's part, and where its results go. */
-  #compute({ finish, pairs }: Started, aside?: () => void): void {
-    const { gpu, shape } = this.#options;
-    const { queue } = gpu.device;
-    let made: Float32Array;
-    try {
-      aside?.();
-    } finally {
-      // The others wait for this thread.
-      made = finish();
-    }
-    queue.writeBuffer(this.#buffer(HOST_MADE), 0, made as Float32Array<ArrayBuffer>, 0, pairs * shape.hidden);
-    queue.writeBuffer(this.#buffer(HOST_PLACES), 0, this.#places);
-    this.#placed = true;
-  }
-
-  #clearPlaces(): void {
-    if (!this.#placed) return;
-    this.#places.fill(ABSENT);
-    this.#options.gpu.device.queue.writeBuffer(this.#buffer(HOST_PLACES), 0, this.#places);
-    this.#placed = false;
-  }
-
-  /** Tells the device what has changed of who is in slots. Not while a run is under way. */
-  writeTables(): void {
-    for (const layer of this.#options.residency.changed()) this.#writeTable(layer);
-  }
-
-  /** What the residency says, to the device. */
-  #writeTable(layer: number): void {
-    const { residency, shape } = this.#options;
-    const table = new Uint32Array(shape.experts);
-    for (let expert = 0; expert < shape.experts; expert++) table[expert] = residency.slotOf(layer, expert) ?? ABSENT;
-    this.#queueTable(layer, table);
-  }
-
-  #queueTable(layer: number, table: Uint32Array<ArrayBuffer>): void {
-    const { gpu, bufferOf } = this.#options;
-    gpu.device.queue.writeBuffer(bufferOf({ kind: 'slots', layer }), 0, table);
+    const atMs = performance.now();
+    return { finish: elsewhere.start({ layer, rows, rowOf, expertOf }, { apart }), pairs, atMs };
   }
 }

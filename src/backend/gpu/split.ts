@@ -29,7 +29,7 @@ export async function makeSplit(
   const { gpu, program, recorder, platform, bufferOf } = made;
   const split = plan.experts;
   if (split === undefined) return undefined;
-  const { layers, slabs, policy, uploads, passingRows, hostPairs } = split;
+  const { layers, slabs, policy, uploads, passes, hostPairs } = split;
   const first = spec.layers[layers[0] as number]?.feedForward;
   const home = experts?.home?.bind(experts);
   if (experts === undefined || home === undefined || first?.kind !== 'moe') {
@@ -66,7 +66,7 @@ export async function makeSplit(
       experts: count,
       rows: Math.max(plan.maxRows.prompt, plan.maxRows.step),
       hostPairs,
-      passingRows,
+      passes,
       passing: (layer) => {
         const { slots, passing } = slabOf.get(layer) as (typeof slabs)[number];
         return { first: slots, count: passing };

@@ -27,8 +27,13 @@ export const cpuPlacer: Placer = {
   place,
 };
 
-function threads({ options, platform }: PlanRequest): number {
-  return options.threads ?? platform.threads;
+/** Cores that a machine of many leaves to the engine's thread and the GPU's driver where they work beside the pool. */
+const LEFT_BESIDE_GPU = 2;
+const MANY_CORES = 8;
+
+function threads({ options, platform, graph }: PlanRequest): number {
+  const beside = platform.threads >= MANY_CORES && graph.operations.some(({ kind }) => kind === 'experts');
+  return options.threads ?? platform.threads - (beside ? LEFT_BESIDE_GPU : 0);
 }
 
 /** f32 while that is a small part of what the model takes anyway (half of its weights), else f16. */
