@@ -23,7 +23,7 @@ const SPIN_MS = 0.05;
  * Beside another device the next command comes when that device has computed its part, about 0.1 ms later; waking up takes as
  * long again. Spinning a little longer than such a wait costs less than being late at each layer.
  */
-const BESIDE_SPIN_MS = 0.25;
+const BESIDE_SPIN_MS = 1;
 const LEAST_EXPERT_PAIRS = 2048;
 
 export interface LayoutOptions {

@@ -123,8 +123,8 @@ export class Repacker {
 
   /**
    * Records the jobs in one pass of `encoder`. They may be in any order and of any kinds that were given to `make`; none may
-   * write where another does. The entries are written now, and stay until {@link RING_BYTES} more of them (at least a
-   * thousand dispatches) have been: `encoder` must be submitted before.
+   * write where another does. The entries are written now, and stay until {@link RING_BYTES} more of them have
+   * been, which takes 85 full dispatches at the least: `encoder` must be submitted before.
    */
   encode(encoder: GPUCommandEncoder, { raw, jobs }: { readonly raw: GPUBuffer; readonly jobs: readonly RepackJob[] }) {
     const batches = this.#batches(raw, jobs);
