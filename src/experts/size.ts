@@ -81,7 +81,8 @@ export function slotsOfSize(size: CacheSize, { layers, experts, expertBytes }: E
     slots = size.kind === 'slots' ? size.slots : Math.floor((size.percent * all) / 100);
   }
   if (slots >= 1) return Math.min(slots, all);
-  const expert = size.kind === 'bytes' ? `an expert has ${expertBytes} bytes` : `there are ${all} experts`;
+  const expert =
+    size.kind === 'bytes' ? `an expert has ${Math.ceil(expertBytes ?? 0)} bytes` : `there are ${all} experts`;
   throw new UsageError(`an expert cache of ${showSize(size)} holds not one expert (${expert}); give it more`, {
     data: { option: 'expertCache', size, experts: all, expertBytes },
   });

@@ -8,7 +8,7 @@ import { EXPERT_PARTS, expertName, type Slab, slabWeights } from '../backend/gpu
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import { UsageError } from '../errors.ts';
 import type { PolicyName } from '../experts/policies.ts';
-import { type CacheSize, cacheStatus, parseExpertCache, recommendedSlots } from '../experts/size.ts';
+import { type CacheSize, cacheStatus, parseExpertCache, recommendedSlots, slotsOfSize } from '../experts/size.ts';
 import type { Weights } from '../model/weights.ts';
 import type { PlanRequest } from './placer.ts';
 import type { PlannedExperts } from './plan.ts';
@@ -95,6 +95,7 @@ function alike(layers: readonly number[], weights: Weights): readonly Alike[] {
  * Slots for a choice of experts.
  * @param given.budget bytes that slots may take, where the choice does not say; Infinity: as many as there are experts
  * @param given.largest bytes that are bound at once, at the most
+ * @throws UsageError `usage` for a size that is not even one slot
  */
 export function planExperts(
   { layers, policy, size }: ExpertChoice,
@@ -113,22 +114,13 @@ export function planExperts(
   const groups = alike(layers, weights);
   const pairs = layers.length * experts;
   // Rounded once for all, and down: no group gets more than its part of what was asked for.
-  const total = slotsFor(size, { pairs, budget, groups, experts });
-  const passing = Math.min(experts, PASSING);
+  const total = slotsFor(size, { pairs, budget, groups, layers: layers.length, experts });
   let before = 0;
-  const slabs = groups.flatMap((group): Slab[] => {
-    const most = Math.max(1, Math.floor(largest / group.partBytes));
+  const slabs = groups.flatMap((group): readonly Slab[] => {
     const upTo = (count: number) => Math.floor((total * count) / layers.length);
     const slots = upTo(before + group.layers.length) - upTo(before);
     before += group.layers.length;
-    const count = Math.min(group.layers.length, Math.max(1, Math.ceil((slots + passing) / most)));
-    return Array.from({ length: count }, (_, index) => {
-      const cut = (of: number) => [Math.floor((of * index) / count), Math.floor((of * (index + 1)) / count)] as const;
-      const [first, end] = cut(group.layers.length);
-      const [from, to] = cut(slots);
-      const own = Math.min(most - passing, to - from, (end - first) * experts);
-      return { layers: group.layers.slice(first, end), slots: Math.max(0, own), passing };
-    });
+    return slabsFor(group.layers, slots, { most: Math.floor(largest / group.partBytes), experts });
   });
   const slots = slabs.reduce((sum, slab) => sum + slab.slots, 0);
   const recommended = recommendedSlots({ layers: layers.length, experts, used });
@@ -140,27 +132,55 @@ export function planExperts(
     slots,
     experts: pairs,
     recommended,
-    status: cacheStatus({ slots, recommended, asked: size === undefined ? recommended : undefined }),
+    status: cacheStatus({ slots, recommended, asked: size === undefined ? recommended : total }),
     uploads: policy === 'static' ? 0 : UPLOADS,
     passes,
     hostPairs: Math.max(MAX_STEP_ROWS * used, passes === 'all' ? 0 : Math.min(promptRows * used, HOST_PAIRS)),
   };
 }
 
-/** Slots in all. */
+/**
+ * As few slabs as are bound at once and hold so many slots between them, each with its layers' share; where even a slab for each
+ * layer does not do, what these hold.
+ * @param given.most slots that are bound at once, at the most
+ */
+function slabsFor(
+  layers: readonly number[],
+  slots: number,
+  { most, experts }: { readonly most: number; readonly experts: number },
+): readonly Slab[] {
+  // Of very large experts few are bound at once, and each run of a prompt needs somewhere to pass them through.
+  const passing = Math.max(1, Math.min(experts, PASSING, Math.floor(most / 2)));
+  const room = Math.max(0, most - passing);
+  for (let count = 1; ; count++) {
+    const border = (index: number) => Math.floor((layers.length * index) / count);
+    const upTo = (layer: number) => Math.floor((slots * layer) / layers.length);
+    const slabs = Array.from({ length: count }, (_, index): Slab => {
+      const [first, end] = [border(index), border(index + 1)];
+      return { layers: layers.slice(first, end), slots: upTo(end) - upTo(first), passing };
+    });
+    if (slabs.every((slab) => slab.slots <= room)) return slabs;
+    if (count === layers.length) return slabs.map((slab) => ({ ...slab, slots: Math.min(slab.slots, room) }));
+  }
+}
+
+/**
+ * Slots in all.
+ * @throws UsageError `usage` for a size that is not even one
+ */
 function slotsFor(
   size: ExpertChoice['size'],
   given: {
     readonly pairs: number;
     readonly budget: number;
     readonly groups: readonly Alike[];
+    readonly layers: number;
     readonly experts: number;
   },
 ): number {
-  const { pairs, budget, groups, experts } = given;
+  const { pairs, budget, groups, layers, experts } = given;
   if (size === 'none') return 0;
-  if (size?.kind === 'slots') return Math.min(size.slots, pairs);
-  if (size?.kind === 'percent') return Math.floor((size.percent * pairs) / 100);
-  const all = groups.reduce((sum, { layers, slotBytes }) => sum + layers.length * experts * slotBytes, 0);
-  return Math.floor(Math.min(1, (size?.bytes ?? budget) / all) * pairs);
+  const all = groups.reduce((sum, group) => sum + group.layers.length * experts * group.slotBytes, 0);
+  if (size !== undefined) return slotsOfSize(size, { layers, experts, expertBytes: all / pairs });
+  return Math.floor(Math.min(1, budget / all) * pairs);
 }

@@ -124,6 +124,13 @@ for (const [name, options] of Object.entries(devices)) {
         await executable.dispose();
         assert.throws(() => ask(experts), DisposedError);
       }));
+
+    test('dispose waits for nobody who has begun a call, and its end is an error', () =>
+      withExperts(expertsTiny(given), options, async (experts, executable) => {
+        const finish = experts.start(workOf(0, rows, given.hidden, pairs));
+        await executable.dispose();
+        assert.throws(finish, DisposedError);
+      }));
   });
 }
 

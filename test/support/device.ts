@@ -3,7 +3,7 @@
 import { type Backend, type Executable, PAGE_ROWS, type Step } from '../../src/backend/backend.ts';
 import { cpuBackend } from '../../src/backend/cpu/backend.ts';
 import { gpuBackend } from '../../src/backend/gpu/backend.ts';
-import type { AdapterFacts } from '../../src/backend/gpu/device.ts';
+import type { AdapterFacts, Gpu } from '../../src/backend/gpu/device.ts';
 import type { Mode } from '../../src/backend/kernel.ts';
 import { prepareParts } from '../../src/backend/parts.ts';
 import { referenceBackend } from '../../src/backend/reference/backend.ts';
@@ -53,11 +53,15 @@ export function backendOf({ device }: Pick<Plan, 'device'>): Backend {
   return device === 'cpu' ? cpuBackend() : referenceBackend;
 }
 
-/** Loads a model and gives it to `use`; everything is closed afterwards. */
+/**
+ * Loads a model and gives it to `use`; everything is closed afterwards.
+ * @param gpu a device that is open already, and whose kernels are compiled already
+ */
 export async function withDevice<T>(
   path: string,
   options: DeviceOptions,
   use: (model: DeviceModel) => Promise<T>,
+  gpu?: Gpu,
 ): Promise<T> {
   const file: ModelFile = await openModelFile(await nodeModelSource(path));
   try {
@@ -65,7 +69,9 @@ export async function withDevice<T>(
     const graph = buildGraph(spec);
     const plan = planFor({ spec, graph, weights }, options);
     const request = { plan, programs: programsOf(plan), spec, graph, weights, sources: file.sources };
-    const executable = await prepareParts(request, (device) => backendOf({ device }));
+    const executable = await prepareParts(request, (device) =>
+      device === 'gpu' ? gpuBackend({ gpu }) : backendOf({ device }),
+    );
     try {
       return await use({ spec, graph, weights, plan, executable });
     } finally {

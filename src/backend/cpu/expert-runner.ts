@@ -49,6 +49,8 @@ export class CpuExpertRunner implements ExpertRunner {
     this.#write(work, place, rows, moe.experts);
     const finish = this.#pool.startExperts(place.section, rows, apart);
     return () => {
+      // The pool has ended it, or the others are gone and would be waited for in vain.
+      if (this.#closed) throw new DisposedError('the CPU backend');
       finish();
       throwFault(this.#pool, `experts of ${pairs} pairs of ${rows} rows`, { pairs, rows });
       return readRows(this.#home.f32, place.output, { rows: pairs, width: this.#widths[output] as number });

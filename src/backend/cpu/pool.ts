@@ -71,6 +71,8 @@ export class Pool {
   readonly #own: PoolWorker;
   readonly #others: readonly PlatformWorker[];
   #crash: unknown;
+  /** The owner's share of what the others have begun, until it is done. */
+  #owed: (() => void) | undefined;
 
   private constructor(own: PoolWorker, others: readonly PlatformWorker[]) {
     this.#own = own;
@@ -144,10 +146,17 @@ export class Pool {
   /** Tells the others. @returns what does the owner's share; the others wait for it at the next barrier */
   #start(command: number, argument: number): () => void {
     this.#own.control.command(command, argument);
-    return () => this.#own.perform(command, argument);
+    const share = () => {
+      this.#owed = undefined;
+      this.#own.perform(command, argument);
+    };
+    this.#owed = share;
+    return share;
   }
 
   async dispose(): Promise<void> {
+    // Whoever has begun something and does not end it leaves the others waiting.
+    this.#owed?.();
     this.#own.control.command(Command.exit, 0);
     await Promise.all(this.#others.map((worker) => worker.terminate()));
   }

@@ -6,7 +6,7 @@ import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import { PAGE_ROWS } from '../backend.ts';
 import type { CacheType, Mode } from '../kernel.ts';
-import { type Binding, Builder, type Dispatch, type Pause } from './builder.ts';
+import { type Binding, Builder, type Dispatch, HOST_PLACES, type Pause } from './builder.ts';
 import { gpuFormat } from './formats/index.ts';
 import { planeWords } from './formats.ts';
 import { emitSample } from './kernels/sample.ts';
@@ -132,7 +132,10 @@ function namesOf(bindings: readonly Binding[]): ValueName[] {
   return bindings.flatMap((binding) => (binding.kind === 'value' || binding.kind === 'buffer' ? [binding.name] : []));
 }
 
-/** Names whose dispatches do not overlap, in either mode, may share a buffer; the largest choose first. */
+/**
+ * Names whose dispatches do not overlap, in either mode, may share a buffer; the largest choose first. What the host writes
+ * only when it changes has one of its own.
+ */
 function shareSlots(builder: Builder, logits: ValueName): { slots: number[]; slotOf: Map<string, number> } {
   // The host writes it before the first dispatch.
   const incoming = builder.graph.operations.find(({ kind }) => kind === 'incoming')?.output;
@@ -155,10 +158,11 @@ function shareSlots(builder: Builder, logits: ValueName): { slots: number[]; slo
       }
     }
     for (const [name, { first, last }] of spans) {
+      const kept = name === HOST_PLACES;
       const life = {
         mode,
-        first: name === incoming ? 0 : first,
-        last: name === logits ? Number.POSITIVE_INFINITY : last,
+        first: kept || name === incoming ? 0 : first,
+        last: kept || name === logits ? Number.POSITIVE_INFINITY : last,
       };
       lives.set(name, [...(lives.get(name) ?? []), life]);
     }

@@ -115,6 +115,7 @@ export class ReferenceExecutable implements Executable {
   }
 
   #computeExperts(operation: ExpertsOperation, work: ExpertWork): Float32Array {
+    if (this.#disposed) throw new DisposedError('the reference backend');
     const { input, norm: rowNorm, moe: spec, prefix } = operation;
     const width = this.#graph.widths[input] as number;
     const rows =

@@ -153,7 +153,7 @@ export const moeCases: Readonly<Record<string, MoeCase>> = {
   },
 };
 
-export function moeWeights({ hidden, moe, formats, bias }: MoeCase): Record<string, TinyWeight> {
+export function moeWeights({ hidden, moe, formats, bias }: MoeCase, seed = 100): Record<string, TinyWeight> {
   const { experts, inner, shared } = moe;
   const shapes: [Part, readonly number[]][] = [
     ['router', [experts, hidden]],
@@ -178,7 +178,7 @@ export function moeWeights({ hidden, moe, formats, bias }: MoeCase): Record<stri
       bytes: randomWeight(
         format,
         shape.reduce((a, b) => a * b, 1),
-        100 + index,
+        seed + index,
       ),
     };
   }
