@@ -11,14 +11,11 @@ const root = mkdtempSync(join(tmpdir(), 'conclave-trace-'));
 after(() => rmSync(root, { recursive: true }));
 const shape = { layers: 2, experts: 300, used: 1, model: 'fake' };
 
-test('what is recorded step by step is a trace when it is finished, not before', async () => {
+test('what is recorded bit by bit is a trace when it is finished, not before', async () => {
   const path = join(root, 'made', 'here');
   const folder = await createTraceFolder(path, shape);
-  await folder.writer.step([[1], [299]]);
-  await folder.writer.step([
-    [2, 256],
-    [3, 257],
-  ]);
+  await folder.writer.add([1, 299]);
+  await folder.writer.add([2, 3, 256, 257]);
   await assert.rejects(nodePlatform.openSource(join(path, 'trace.json')), { name: 'SourceError' });
   await folder.finish();
   const trace = await RoutingTrace.open(await nodePlatform.openSource(join(path, 'trace.json')));
@@ -38,7 +35,7 @@ test('what is recorded step by step is a trace when it is finished, not before',
 test('a trace that failed leaves nothing, and another may take its place', async () => {
   const path = join(root, 'failed');
   const folder = await createTraceFolder(path, shape);
-  await folder.writer.step([[1], [2]]);
+  await folder.writer.add([1, 2]);
   await folder.discard();
   assert.ok(!existsSync(join(path, 'trace.bin')));
   await (await createTraceFolder(path, shape)).discard();

@@ -1,6 +1,7 @@
 /** The GPU as a device: WGSL kernels through WebGPU. What a step needs stays on the device; tokens or logits come back. */
 
 import { DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
+import type { ExpertWatcher } from '../../experts/watch.ts';
 import { platform } from '../../platform/index.ts';
 import type { Platform } from '../../platform/platform.ts';
 import type { Backend, DeviceBandwidth, Executable, PrepareRequest, RunProfile, Step } from '../backend.ts';
@@ -93,10 +94,6 @@ function notFinite({ mode, positions, tokens }: Step, layer: number, what: strin
 
 export class GpuExecutable implements Executable {
   readonly bytes: number;
-  /** Where experts are split: where its runs' time has gone. */
-  get splitTimes(): Executable['splitTimes'] {
-    return this.#split?.times;
-  }
   /** Where the device has the whole model. */
   readonly drawer: GpuDrawer | undefined;
   readonly #request: PrepareRequest;
@@ -211,6 +208,11 @@ export class GpuExecutable implements Executable {
   async time(step: Step): Promise<DispatchTime[] | undefined> {
     const { shape } = this.#begin(step);
     return this.#recorder.time(step.mode, shape);
+  }
+
+  /** Of layers whose experts are split: what others choose, nobody reads. */
+  watch(watcher: ExpertWatcher | undefined): void {
+    if (this.#split !== undefined) this.#split.watcher = watcher;
   }
 
   profile(step: Step, repetitions: number): Promise<RunProfile> {
