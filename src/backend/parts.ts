@@ -111,10 +111,14 @@ interface Part {
 
 class PartsExecutable implements Executable {
   readonly #parts: readonly Part[];
+  /** Where one part runs all layers. */
+  readonly profile?: Executable['profile'];
   #watcher: ExpertWatcher | undefined;
 
   constructor(parts: readonly Part[]) {
     this.#parts = parts;
+    const [only, ...more] = parts.filter(({ runs }) => runs);
+    if (more.length === 0) this.profile = only?.executable.profile?.bind(only.executable);
   }
 
   get bytes(): number {

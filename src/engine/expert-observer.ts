@@ -42,6 +42,16 @@ export class ExpertObserver {
     await this.#recorder?.flush(last);
   }
 
+  /** Does something that nothing is to be known of. */
+  async unwatched<Result>(act: () => Promise<Result>): Promise<Result> {
+    this.#executable.watch?.(undefined);
+    try {
+      return await act();
+    } finally {
+      this.#watch();
+    }
+  }
+
   /** The main side is done with a block. */
   taken(): void {
     this.#recorder?.taken();

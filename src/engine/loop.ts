@@ -346,7 +346,8 @@ class EngineLoop {
     const executable = this.#executable;
     const timeline = new Timeline(this.#pool, this.#plan.context);
     try {
-      const run = await profileRows(asked, { executable, timeline, promptRows: this.#plan.maxRows.prompt });
+      const promptRows = this.#plan.maxRows.prompt;
+      const run = await this.#experts.unwatched(() => profileRows(asked, { executable, timeline, promptRows }));
       // Measured once: it takes memory, and nothing changes it.
       if (run !== undefined) this.#bandwidth ??= await executable.bandwidth?.();
       this.#post({ type: 'profile', request, profile: run && { ...run, bandwidth: this.#bandwidth } });

@@ -22,6 +22,7 @@ import type { GpuRow } from './row.ts';
 import { gpuRows } from './rows.ts';
 import { makeSplit } from './split.ts';
 import type { SplitRun } from './split-run.ts';
+import { timeSplit } from './split-time.ts';
 import { writeStep } from './step-buffer.ts';
 import { storeOnGpu } from './store.ts';
 
@@ -206,8 +207,11 @@ export class GpuExecutable implements Executable {
 
   /** How long each dispatch of a step takes by the device's clock; the step is run. Absent without timestamps. */
   async time(step: Step): Promise<DispatchTime[] | undefined> {
+    const split = this.#split;
     const { shape } = this.#begin(step);
-    return this.#recorder.time(step.mode, shape);
+    if (split === undefined) return this.#recorder.time(step.mode, shape);
+    const made = { gpu: this.#gpu, recorder: this.#recorder, program: this.#program };
+    return timeSplit({ ...made, split, mode: step.mode, shape, run: () => this.run(step) });
   }
 
   /** Of layers whose experts are split: what others choose, nobody reads. */

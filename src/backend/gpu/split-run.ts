@@ -72,6 +72,8 @@ interface Started {
 export class SplitRun {
   /** Told what runs do with their experts. */
   watcher: ExpertWatcher | undefined;
+  /** For measurements: asked for each pass over a layer's experts in slots. */
+  timestamps: ((layer: number) => GPUComputePassTimestampWrites | undefined) | undefined;
   readonly #options: SplitOptions;
   readonly #readback: GPUBuffer;
   readonly #tables: SlotTables;
@@ -225,7 +227,7 @@ export class SplitRun {
       const bytes = run.rows * shape.hidden * 4;
       encoder.copyBufferToBuffer(this.#input(pause), 0, this.#readback, routeBytes, bytes);
     }
-    recorder.recordRange(encoder, mode, { run, first: pause.asks, end: pause.joins });
+    this.#recordSlots(encoder, { mode, shape: run }, pause);
     return encoder;
   }
 
@@ -235,11 +237,19 @@ export class SplitRun {
   }
 
   /** The commands for experts in slots. */
-  #encodeSlots({ mode, shape: run }: Pick<Running, 'mode' | 'shape'>, { asks, joins }: Pause): GPUCommandEncoder {
-    const { gpu, recorder } = this.#options;
-    const encoder = gpu.device.createCommandEncoder();
-    recorder.recordRange(encoder, mode, { run, first: asks, end: joins });
+  #encodeSlots(running: Pick<Running, 'mode' | 'shape'>, pause: Pause): GPUCommandEncoder {
+    const encoder = this.#options.gpu.device.createCommandEncoder();
+    this.#recordSlots(encoder, running, pause);
     return encoder;
+  }
+
+  #recordSlots(
+    encoder: GPUCommandEncoder,
+    { mode, shape: run }: Pick<Running, 'mode' | 'shape'>,
+    { layer, asks, joins }: Pause,
+  ): void {
+    const timestampWrites = this.timestamps?.(layer);
+    this.#options.recorder.recordRange(encoder, mode, { run, first: asks, end: joins, timestampWrites });
   }
 
   #submit(encoder: GPUCommandEncoder): void {
