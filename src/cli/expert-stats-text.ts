@@ -44,11 +44,15 @@ export function describeExpertStats({ prompt, step, notCounted }: ExpertStatisti
     ...(prompt.steps > 0 ? [describeSnapshot('experts of prompts', prompt)] : []),
     ...(step.steps > 0 ? [describeSnapshot('experts while decoding', step)] : []),
   ];
-  const left =
-    notCounted.length === 0
-      ? ''
-      : `not counted: ${notCounted.length === 1 ? 'layer' : 'layers'} ${showRanges(notCounted)}, whose experts are all on the GPU, which tells nobody\n`;
-  return `${tables.length === 0 ? 'experts: no layer with experts has run\n' : tables.join('\n')}${left}`;
+  const text = tables.length === 0 ? 'experts: no layer with experts has run\n' : tables.join('\n');
+  return [text, ...leftOut(notCounted).map((line) => `${line}\n`)].join('');
+}
+
+/** What is not counted, in a line. */
+export function leftOut(layers: readonly number[]): string[] {
+  if (layers.length === 0) return [];
+  const which = `${layers.length === 1 ? 'layer' : 'layers'} ${showRanges(layers)}`;
+  return [`not counted: ${which}, whose experts are all on the GPU, which tells nobody`];
 }
 
 /** A table of layers under a title. Times are means of a layer and run. */

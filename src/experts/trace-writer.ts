@@ -4,13 +4,13 @@ import { InternalError } from '../errors.ts';
 import { idBytes, ORDER, type TraceShape } from './trace.ts';
 
 export class TraceWriter {
-  readonly #shape: Omit<TraceShape, 'tokens'>;
+  readonly shape: Omit<TraceShape, 'tokens'>;
   readonly #write: (bytes: Uint8Array<ArrayBuffer>) => void | Promise<void>;
   #tokens = 0;
 
   /** @param write takes the bytes of `trace.bin`, in order; they are its own */
   constructor(shape: Omit<TraceShape, 'tokens'>, write: (bytes: Uint8Array<ArrayBuffer>) => void | Promise<void>) {
-    this.#shape = shape;
+    this.shape = shape;
     this.#write = write;
   }
 
@@ -25,7 +25,7 @@ export class TraceWriter {
    * @throws InternalError `internal` for anything that the shape does not allow; whatever `write` throws
    */
   async add(ids: ArrayLike<number>): Promise<void> {
-    const { experts, used, layers } = this.#shape;
+    const { experts, used, layers } = this.shape;
     const tokens = ids.length / (layers * used);
     if (!Number.isInteger(tokens)) {
       throw new InternalError(
@@ -45,8 +45,8 @@ export class TraceWriter {
   }
 
   /** The text of `trace.json`, once all tokens are written. */
-  shape(): string {
-    const { layers, experts, used, model, expertBytes } = this.#shape;
+  json(): string {
+    const { layers, experts, used, model, expertBytes } = this.shape;
     const width = idBytes(experts);
     const shape = {
       layers,

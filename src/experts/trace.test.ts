@@ -41,7 +41,7 @@ for (const [experts, bytes] of [
     const ids = new Uint8Array(await new Blob(written as Uint8Array<ArrayBuffer>[]).arrayBuffer());
     assert.equal(ids.length, 9 * 3 * 2 * bytes);
 
-    const trace = await RoutingTrace.open(traceSource(writer.shape(), ids));
+    const trace = await RoutingTrace.open(traceSource(writer.json(), ids));
     assert.deepEqual(trace.shape, { ...shape, tokens: 9 });
     const all = await trace.read(0, 9);
     const some = await trace.read(4, 3);
