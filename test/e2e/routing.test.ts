@@ -1,9 +1,15 @@
 /** Routing as the library tells it: what is recorded and what is counted is what the reference routes, on each device that tells. */
 
 import assert from 'node:assert/strict';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { before, suite, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { type ExpertStatistics, type LoadOptions, load, Refusal, UsageError } from '../../src/index.ts';
+import { main } from '../../src/cli/commands.ts';
+import { openTrace } from '../../src/cli/trace-input.ts';
+import { type ExpertStatistics, type LoadOptions, load, planModel, Refusal, UsageError } from '../../src/index.ts';
+import { world } from '../support/cli-world.ts';
 import { runRows, withReference } from '../support/reference.ts';
 
 const path = (name: string) => fileURLToPath(new URL(`../../${name}`, import.meta.url));
@@ -125,6 +131,40 @@ suite('the bundled model', () => {
         assert.equal(counted?.hits, 0, 'no layer has slots');
         if (mode === 'step') assert.equal(counted?.uniqueExperts, all, 'a row uses each expert once');
       }
+    }
+  });
+
+  test('conclave trace writes just that, and conclave replay, --expert-uses and --routing read it', async () => {
+    const root = mkdtempSync(join(tmpdir(), 'conclave-trace-'));
+    const conclave = async (...argv: readonly string[]) => {
+      const { context, out, err } = world({ load, planModel });
+      return { code: await main(argv, context), out: out(), err: err() };
+    };
+    try {
+      const path = join(root, 'trace');
+      const flags = ['-p', 'What is a glacier?', '--temp', '0', '-n', '5', '-c', '256', '--device', 'reference'];
+      const traced = await conclave('trace', ...flags, '-o', path, '--json');
+      assert.equal(traced.code, 0, traced.err);
+      const { tokens, expertBytes, model } = JSON.parse(traced.out);
+      assert.equal(tokens * layers.length * used, expected.length);
+      assert.ok(expertBytes > 1000 && model.startsWith('Lexicon'));
+      const trace = await openTrace(path);
+      assert.deepEqual([...(await trace.read(0, tokens)).all], expected);
+      await trace.close();
+
+      const replayed = await conclave('replay', path, '--expert-cache', 'lfu:50%', '--json');
+      assert.equal(replayed.code, 0, replayed.err);
+      assert.equal(JSON.parse(replayed.out).shape.tokens, tokens);
+      // They get as far as to what they are of use for.
+      for (const refused of [
+        await conclave('plan', '--expert-uses', path),
+        await conclave('bench', '--routing', path, '-p', '4', '-n', '2'),
+      ]) {
+        assert.equal(refused.code, 2);
+        assert.match(refused.err, /of use only where experts are split between GPU and CPU/);
+      }
+    } finally {
+      rmSync(root, { recursive: true });
     }
   });
 
