@@ -4,6 +4,7 @@ export type { DeviceBandwidth, KernelTime, RunProfile } from './backend/backend.
 export { load, planModel } from './engine/load.ts';
 export type {
   ChatMessage,
+  ExpertStatistics,
   FinishReason,
   GenerateOptions,
   LoadOptions,
@@ -13,6 +14,8 @@ export type {
   PrintablePlan,
   Profile,
   Prompt,
+  RoutedRows,
+  RoutingRecording,
   SamplingOptions,
   Session,
   Usage,
@@ -43,3 +46,4 @@ export type {
   PlannedWeight,
   PlanOptions,
 } from './plan/plan.ts';
+export type { GivenTrace } from './plan/routing.ts';

@@ -4,6 +4,7 @@
  */
 
 import type { ConclaveError } from '../errors.ts';
+import type { ExpertWatcher } from '../experts/watch.ts';
 import type { ByteSource } from '../format/source.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
@@ -41,8 +42,11 @@ export interface Executable {
   run(step: Step): Promise<Float32Array>;
   /** Draws tokens where the logits are. Absent where only the host does. */
   readonly drawer?: Drawer;
-  /** Where experts are split: what its runs waited for. */
-  readonly splitTimes?: SplitTimes | undefined;
+  /**
+   * Has runs say which experts their rows use, and where experts are split what that took; undefined: no more. Layers whose
+   * choices the host does not learn are left out. Not while a run is on its way. Absent: no layer tells.
+   */
+  watch?(watcher: ExpertWatcher | undefined): void;
   /** Computes experts for another device. Absent where the graph has no `experts` operations. */
   readonly experts?: ExpertRunner;
   /** After a run, a copy of a named value [T, width], where the backend still has it (the reference keeps all). */
@@ -136,23 +140,6 @@ export interface ExpertRunner {
   home?(layer: number, part: ExpertPart, expert: number): Uint8Array;
 }
 
-/** Milliseconds of the host, all layers of all runs together. */
-export interface SplitTimes {
-  /** Runs, and stops in them. */
-  runs: number;
-  stops: number;
-  /** From the submission of what leads to a choice until the host knows it. */
-  waitMs: number;
-  /** Experts on the CPU, the copying of others beside it included. */
-  computeMs: number;
-  /** Bringing a prompt's experts to the device. */
-  passMs: number;
-  /** (row, expert) pairs by where they were computed. */
-  hits: number;
-  misses: number;
-  passed: number;
-}
-
 /** Experts that were recorded elsewhere, token by token. */
 export interface GivenRouting {
   /** Goes on by so many tokens, a run's rows. */
@@ -207,6 +194,8 @@ export interface PrepareRequest {
   readonly experts?: ExpertRunner;
   /** For measurements: which experts the rows of split layers take, whatever the router says. */
   readonly routing?: GivenRouting;
+  /** How often experts were used, as far as that is known: the most used have slots at first. */
+  readonly expertUses?: (layer: number, expert: number) => number;
   onProgress?(progress: LoadProgress): void;
   readonly signal?: AbortSignal;
 }

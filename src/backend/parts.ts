@@ -4,6 +4,7 @@
  */
 
 import { InternalError } from '../errors.ts';
+import type { ExpertWatcher } from '../experts/watch.ts';
 import { weightsOfGraph } from '../model/cut.ts';
 import type { Graph } from '../model/graph.ts';
 import { graphsOfParts, runsLayers } from '../model/part-graphs.ts';
@@ -110,22 +111,32 @@ interface Part {
 
 class PartsExecutable implements Executable {
   readonly #parts: readonly Part[];
+  /** Where one part runs all layers. */
+  readonly profile?: Executable['profile'];
+  #watcher: ExpertWatcher | undefined;
 
   constructor(parts: readonly Part[]) {
     this.#parts = parts;
+    const [only, ...more] = parts.filter(({ runs }) => runs);
+    if (more.length === 0) this.profile = only?.executable.profile?.bind(only.executable);
   }
 
   get bytes(): number {
     return this.#parts.reduce((sum, { executable }) => sum + executable.bytes, 0);
   }
 
-  get splitTimes(): Executable['splitTimes'] {
-    return this.#parts.find(({ executable }) => executable.splitTimes !== undefined)?.executable.splitTimes;
+  watch(watcher: ExpertWatcher | undefined): void {
+    this.#watcher = watcher;
+    // A run of all parts is one, which begins and ends here.
+    const own = watcher && withinRun(watcher);
+    for (const { executable, runs } of this.#parts) if (runs) executable.watch?.(own);
   }
 
   async run(step: Step): Promise<Float32Array> {
     let rows: Float32Array | undefined;
+    this.#watcher?.began(step.mode, step.tokens.length);
     for (const { executable, runs } of this.#parts) if (runs) rows = await executable.run({ ...step, incoming: rows });
+    this.#watcher?.ended();
     return rows as Float32Array;
   }
 
@@ -144,4 +155,15 @@ class PartsExecutable implements Executable {
   async dispose(): Promise<void> {
     await Promise.all(this.#parts.map(({ executable }) => executable.dispose()));
   }
+}
+
+/** What a part of a run says: neither its beginning nor its end. */
+function withinRun(watcher: ExpertWatcher): ExpertWatcher {
+  return {
+    began: () => {},
+    routed: (layer, ids, found) => watcher.routed(layer, ids, found),
+    waited: (layer, wait) => watcher.waited(layer, wait),
+    brought: (layer, brought) => watcher.brought(layer, brought),
+    ended: () => {},
+  };
 }

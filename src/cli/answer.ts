@@ -5,20 +5,22 @@ import type { Model, Part } from '../engine/types.ts';
 import { InternalError } from '../errors.ts';
 import { type Context, write } from './context.ts';
 import { printable, showPlural, showRate } from './format.ts';
-import { loadOptions, modelNameOf, modelOf, type PlanValues } from './options.ts';
+import { loadOptions, type MoreOptions, modelNameOf, modelOf, type PlanValues } from './options.ts';
 import { startProgress } from './progress.ts';
 
 /** Loads with a bar on a terminal. */
 export async function loadModel(
   values: PlanValues & { readonly model?: string; readonly synthetic?: string; readonly json?: boolean },
   context: Context,
-  signal: AbortSignal,
+  more: MoreOptions & { readonly signal: AbortSignal },
 ): Promise<Model> {
+  // What is wrong with the flags is said before anything is loaded.
+  const options = await loadOptions(values, more);
   const { load } = await context.library();
   const progress = startProgress(context.stderr);
   let loaded = false;
   try {
-    const model = await load(modelOf(values), loadOptions(values, { signal, onProgress: progress.update }));
+    const model = await load(modelOf(values), { ...options, onProgress: progress.update });
     loaded = true;
     const { context: length, contextReason, device, deviceReason } = model.plan;
     if (deviceReason !== undefined) {

@@ -2,7 +2,9 @@
 
 import type { DeviceBandwidth, RunProfile } from '../backend/backend.ts';
 import type { Model } from '../engine/types.ts';
+import type { ExpertStatsSnapshot } from '../experts/stats.ts';
 import type { Bandwidth } from './bandwidth.ts';
+import { describeSnapshot, expertSums, leftOut } from './expert-stats-text.ts';
 import { columns, printable, showBytes, showCount, showPlural, showRate, showTime } from './format.ts';
 
 export interface Series {
@@ -37,11 +39,18 @@ export interface BenchResult {
   readonly bandwidthShare?: number;
   /** By kernel, where the device tells. */
   readonly profile?: { readonly prefill?: BenchProfile; readonly decode?: BenchProfile };
+  /** What the experts did in the measured runs, where that is counted. */
+  readonly experts?: {
+    readonly prefill?: ExpertStatsSnapshot;
+    readonly decode?: ExpertStatsSnapshot;
+    readonly notCounted: readonly number[];
+  };
   /** Of this process, before the CPU's bandwidth was measured. */
   readonly peakMemoryBytes: number;
 }
 
-export function describeBench(name: string, result: BenchResult): string {
+/** @param show.layers whether what the experts did is shown layer by layer */
+export function describeBench(name: string, result: BenchResult, show: { readonly layers: boolean }): string {
   const { model, device, adapter, threads, prefill, decode, profile } = result;
   // On a GPU alone there is no pool of threads.
   const where = [
@@ -55,6 +64,7 @@ export function describeBench(name: string, result: BenchResult): string {
     ...columns([['', 'median', 'min', 'max'], ...speed('prefill', prefill), ...speed('decode', decode)], [1, 2, 3]),
     '',
     ...columns(factsOf(result)),
+    ...expertLines(result, show.layers),
     ...(profile?.prefill === undefined ? [] : ['', ...profileLines('prefill', profile.prefill)]),
     ...(profile?.decode === undefined ? [] : ['', ...profileLines('decode', profile.decode)]),
     '',
@@ -86,6 +96,30 @@ function factsOf({ loadMs, bytesPerToken, cacheBytesPerToken, bandwidth, ...resu
       ? []
       : [['share of it decoding', `${Math.round(result.bandwidthShare * 100)}%`]]),
     ['peak memory', showBytes(result.peakMemoryBytes)],
+  ];
+}
+
+/** The experts of each test: sums where they are split, layers where these were asked for. */
+function expertLines({ experts, profile }: BenchResult, layers: boolean): string[] {
+  if (experts === undefined) return [];
+  const tests = (['prefill', 'decode'] as const).flatMap((test) => {
+    const snapshot = experts[test];
+    if (snapshot === undefined || snapshot.steps === 0) return [];
+    const title = `experts, ${test}`;
+    const sums = [...expertSums(snapshot), ...gpuPart(profile?.[test])];
+    if (layers) return ['', ...describeSnapshot(title, snapshot).trimEnd().split('\n'), ...gpuPart(profile?.[test])];
+    return sums.length === 0 ? [] : ['', `${title}: ${sums[0]}`, ...sums.slice(1)];
+  });
+  return [...tests, ...(layers ? leftOut(experts.notCounted) : [])];
+}
+
+/** What of a run with split experts is the GPU's part, by its own clock. */
+function gpuPart(profile: BenchProfile | undefined): string[] {
+  const slots = profile?.kernels?.find(({ label }) => label === 'experts in slots');
+  if (slots === undefined) return [];
+  const eachMs = slots.ns / Math.max(1, slots.dispatches) / 1e6;
+  return [
+    `the GPU's part: ${(slots.ns / 1e6).toFixed(2)} ms (${eachMs.toFixed(3)} a stop) by its own clock, beside the CPU's`,
   ];
 }
 

@@ -3,8 +3,11 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { type Asked, fakeLibrary, world } from '../../test/support/cli-world.ts';
-import type { Profile } from '../engine/types.ts';
+import { SKEWED } from '../../test/support/trace-source.ts';
+import type { ExpertStatistics, Profile } from '../engine/types.ts';
+import { RunStats } from '../experts/stats.ts';
 import type { PlannedPart } from '../plan/plan.ts';
+import type { GivenTrace } from '../plan/routing.ts';
 import { series, tokenSource } from './bench.ts';
 import { main } from './commands.ts';
 import type { Library } from './context.ts';
@@ -111,7 +114,7 @@ describe('on a device that tells where its time goes', () => {
     bandwidth: { bytesPerSecond: 2e12, bytes: 2 ** 30 },
   };
   const bench = async (profile: Profile, ...flags: readonly string[]) => {
-    const { library, asked } = fakeLibrary(() => ['x'], profile);
+    const { library, asked } = fakeLibrary(() => ['x'], { profile });
     const { context, out } = world(library);
     assert.equal(await main(['bench', '-p', '16', '-n', '8', '-r', '1', ...flags], context), 0);
     return { out: out(), asked: (asked as [Asked])[0].profiles };
@@ -169,4 +172,93 @@ test('random tokens are the same for a seed, differ between seeds and cover the 
 test('the median of an even number of runs lies between the two in the middle', () => {
   assert.deepEqual(series(1, [4, 1, 3, 2]), { tokens: 1, runs: [4, 1, 3, 2], median: 2.5, min: 1, max: 4 });
   assert.equal(series(1, [5, 1, 3]).median, 3);
+});
+
+describe('with experts that are counted', () => {
+  /** Two layers, one of them missed once in a run. */
+  const counted = (split: boolean): ExpertStatistics => {
+    const stats = new RunStats([0, 1], 4);
+    for (const mode of ['prompt', 'step'] as const) {
+      stats.began(mode, 1);
+      stats.routed(0, [0, 1], split ? { hits: 2, passed: 0 } : undefined);
+      stats.routed(1, [0, 2], split ? { hits: 1, passed: 0 } : undefined);
+      if (split) for (const layer of [0, 1]) stats.waited(layer, { roundTripMs: 0.05, passMs: 0, cpuMs: layer });
+      stats.ended();
+    }
+    return { ...stats.snapshot(), notCounted: split ? [] : [3] };
+  };
+  const told: Profile = {
+    dispatches: 9,
+    encodeMs: 0.25,
+    runMs: 1.5,
+    kernels: [{ label: 'experts in slots', dispatches: 2, ns: 300_000 }],
+    bandwidth: { bytesPerSecond: 2e12, bytes: 2 ** 30 },
+  };
+  const bench = async (split: boolean, ...flags: readonly string[]) => {
+    const { library, asked } = fakeLibrary(() => ['x'], {
+      experts: counted(split),
+      ...(split ? { profile: told } : {}),
+    });
+    const { context, out } = world(library);
+    assert.equal(await main(['bench', '-p', '16', '-n', '8', '-r', '2', ...flags], context), 0);
+    return { out: out(), asked: (asked as [Asked])[0] };
+  };
+
+  test('warm-ups are forgotten, and each test has its own rows', async () => {
+    const { out, asked } = await bench(true, '--json');
+    assert.deepEqual(asked.stats, [true, false, true, false]);
+    const { prompt, step, notCounted } = counted(true);
+    assert.deepEqual(JSON.parse(out).experts, { prefill: prompt, decode: step, notCounted });
+    assert.equal(asked.load.expertStats, undefined, 'split experts are counted without being asked for');
+  });
+
+  test('hits and waits of split experts are shown by themselves, the GPU’s part by its clock', async () => {
+    const { out } = await bench(true);
+    for (const name of ['prefill', 'decode']) {
+      const at = out.indexOf(`experts, ${name}: 75.0% hits (3 hits, 1 miss); a run: 1.0 misses`);
+      assert.ok(at > 0, out);
+      assert.deepEqual(out.slice(at).split('\n').slice(1, 3), [
+        "a run stops 2 times: 0.10 ms (0.050 a stop) of round trips, 1.00 ms (0.500 a stop) of the CPU's part",
+        "the GPU's part: 0.30 ms (0.150 a stop) by its own clock, beside the CPU's",
+      ]);
+    }
+    assert.doesNotMatch(out, /^layer /m);
+  });
+
+  test('--expert-stats asks for them, and shows every layer', async () => {
+    const { out, asked } = await bench(false, '--expert-stats');
+    assert.equal(asked.load.expertStats, true);
+    assert.match(
+      out,
+      /\nexperts, prefill: 1 run of 1 row in all, 2 layers of 4 experts\nlayer {2}experts a step .*\n0 /,
+    );
+    assert.match(out, /\nexperts, decode: 1 run of 1 row in all/);
+    assert.match(out, /\nnot counted: layer 3, whose experts are all on the GPU/);
+    assert.doesNotMatch(
+      await bench(false).then((plain) => plain.out),
+      /experts, decode/,
+      'nothing that nobody asked for',
+    );
+  });
+
+  test('--routing is read before the model, and given to it', async () => {
+    const { asked } = await bench(true, '--routing', SKEWED);
+    const { layers, experts, used, ids } = asked.load.routing as GivenTrace;
+    assert.deepEqual([layers, experts, used, ids.length], [48, 128, 8, 2048 * 48 * 8]);
+    const { library, asked: none } = fakeLibrary(() => ['x']);
+    const { context, err } = world(library);
+    assert.equal(await main(['bench', '--routing', '/nowhere'], context), 1);
+    assert.match(err(), /trace\.json: no such file.*a trace is a folder with trace\.json and trace\.bin/);
+    assert.deepEqual(none, []);
+  });
+
+  test('--expert-uses counts a trace for the plan', async () => {
+    const { asked } = await bench(true, '--expert-uses', SKEWED);
+    const uses = asked.load.expertUses as readonly Float64Array[];
+    assert.deepEqual([uses.length, uses[0]?.length], [48, 128]);
+    assert.equal(
+      uses[47]?.reduce((sum, count) => sum + count),
+      2048 * 8,
+    );
+  });
 });

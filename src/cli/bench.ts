@@ -15,6 +15,7 @@ import { type ExitCode, Interrupted } from './fail.ts';
 import { benchFlags, shapeLines } from './flags.ts';
 import { showCount, toJson } from './format.ts';
 import { modelNameOf } from './options.ts';
+import { readRouting } from './trace-input.ts';
 
 /** Runs that the figures of a profile are medians of. */
 const PROFILE_REPETITIONS = 3;
@@ -23,6 +24,7 @@ export const benchHelp = `Measure prefill and decode speed.
 
   conclave bench -m model.gguf -p 512 -n 128 -r 5
   conclave bench --synthetic qwen3-30b-a3b --device gpu -d 512
+  conclave bench --synthetic qwen3-30b-a3b --expert-cache lfu:50% -g -1 --routing traces/mine
 
 Prefill: a prompt of random token ids in an empty session. Decode: tokens generated greedily after a
 prompt of random tokens, one by default (-d), the end-of-text token ending nothing; the prompt is
@@ -38,6 +40,11 @@ More than 100% means that weights stay in the processor's caches.
 On the GPU a prompt and a decoded token in the middle of the test are measured by kernel besides,
 the same kernel of all layers as one, by the GPU's clock, apart from the others; medians
 of ${PROFILE_REPETITIONS} runs.
+
+Where experts are split between GPU and CPU, the share of hits and what a run waits for are shown as
+well, of the measured runs, warm-ups left out; --expert-stats shows them layer by layer. Random weights
+choose all experts alike, which no trained model does: with --routing the rows use those of a recorded
+trace (conclave trace), one token after the other and over again.
 
 ${describeFlags(benchFlags)}
 
@@ -60,7 +67,8 @@ export async function bench(argv: readonly string[], context: Context): Promise<
   const { signal } = controller;
   try {
     const startMs = performance.now();
-    const model = await loadModel(values, context, signal);
+    const routing = values.routing === undefined ? undefined : await readRouting(values.routing);
+    const model = await loadModel(values, context, { signal, routing, expertStats: values['expert-stats'] });
     const loadMs = performance.now() - startMs;
     const request: MeasureRequest = {
       prefill: values['prompt-tokens'] ?? 512,
@@ -75,7 +83,8 @@ export async function bench(argv: readonly string[], context: Context): Promise<
     signal.throwIfAborted();
     const { adapter, parts, threads, bytesPerToken, cache } = model.plan;
     const devices = parts.map(({ device }) => device).join(' + ');
-    const bandwidth = profiled === undefined ? await bandwidthOf(model.plan) : profiled.bandwidth;
+    // Of one device's memory it says nothing where the model reads two.
+    const bandwidth = profiled === undefined || parts.length > 1 ? await bandwidthOf(model.plan) : profiled.bandwidth;
     const cacheBytesPerToken = (cache.bytes / (cache.pages * cache.pageRows)) * (decodedPosition(request) + 1);
     const { decode } = measured;
     const result: BenchResult = {
@@ -95,7 +104,8 @@ export async function bench(argv: readonly string[], context: Context): Promise<
       peakMemoryBytes,
     };
     const name = modelNameOf(values);
-    await write(context.stdout, values.json === true ? `${toJson(result)}\n` : describeBench(name, result));
+    const text = () => describeBench(name, result, { layers: values['expert-stats'] === true });
+    await write(context.stdout, values.json === true ? `${toJson(result)}\n` : text());
     return 0;
   } finally {
     release();
@@ -125,30 +135,35 @@ interface Profiled {
 }
 
 /** Both tests, and where the time of each goes if the device tells. */
-async function measureAll(
-  model: Model,
-  request: MeasureRequest,
-): Promise<{ readonly prefill?: Series; readonly decode?: Series; readonly profiled?: Profiled }> {
+async function measureAll(model: Model, request: MeasureRequest): Promise<Measured & { readonly profiled?: Profiled }> {
   const measured = await measure(model, request);
   request.signal.throwIfAborted();
   const profiled = await profile(model, request);
   return { ...measured, ...(profiled === undefined ? {} : { profiled }) };
 }
 
-/** Runs both tests; the first run of each warms up and is dropped. */
-export async function measure(
-  model: Model,
-  request: MeasureRequest,
-): Promise<{ readonly prefill?: Series; readonly decode?: Series }> {
+type Measured = Pick<BenchResult, 'prefill' | 'decode' | 'experts'>;
+
+/** Runs both tests; the first run of each warms up and is dropped, with what its experts did. */
+export async function measure(model: Model, request: MeasureRequest): Promise<Measured> {
   const { prefill, decode, depth, repetitions, seed, signal } = request;
   checkSizes(request, model.info.context);
   const random = tokenSource(model.info.vocabulary, seed);
   const rates = async (run: () => Promise<number>) => {
     const all: number[] = [];
-    for (let i = 0; i <= repetitions; i++) all.push(await run());
+    for (let i = 0; i <= repetitions; i++) {
+      all.push(await run());
+      if (i === 0) await model.expertStats({ reset: true });
+    }
     return all.slice(1);
   };
-  let found: { readonly prefill?: Series; readonly decode?: Series } = {};
+  let found: Measured = {};
+  const experts = async (test: 'prefill' | 'decode'): Promise<Pick<Measured, 'experts'>> => {
+    const stats = await model.expertStats();
+    if (stats === undefined) return {};
+    const { prompt, step, notCounted } = stats;
+    return { experts: { ...found.experts, [test]: test === 'prefill' ? prompt : step, notCounted } };
+  };
   if (prefill > 0) {
     // Each in a session of its own, so that nothing is reused.
     const runs = await rates(() =>
@@ -157,7 +172,7 @@ export async function measure(
         return usage.prefillTokensPerSecond;
       }),
     );
-    found = { prefill: series(prefill, runs) };
+    found = { prefill: series(prefill, runs), ...(await experts('prefill')) };
   }
   if (decode > 0) {
     // All in one session, so that what they have in common is read once.
@@ -168,7 +183,8 @@ export async function measure(
         return usage.decodeTokensPerSecond;
       }),
     );
-    found = { ...found, decode: { ...series(decode, runs), ...(depth > 1 ? { depth } : {}) } };
+    const made = { ...series(decode, runs), ...(depth > 1 ? { depth } : {}) };
+    found = { ...found, decode: made, ...(await experts('decode')) };
   }
   return found;
 }

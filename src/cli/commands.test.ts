@@ -20,8 +20,11 @@ for (const [line, message] of [
   ['run -p x --repeat-penalty 0', /repeatPenalty: found 0, expected a number from 0\.000001 to 1000000/],
   ['run -p x --presence-penalty -1e308', /presencePenalty: found -1e\+308, expected a number from -1000000/],
   ['run -p x --stop=', /stop: found an array of 1, expected .*texts of 1 to 4096/],
+  ['trace -p x', /give the folder that the trace goes to/],
+  ['trace -o y', /give a prompt with -p, or a file of prompts/],
+  ['trace -o y -p x -f z', /--prompt and --file cannot be used together/],
   ['rnu', /unknown command "rnu"; did you mean run\?/],
-  ['frobnicate', /unknown command "frobnicate"; there are start, run, inspect, plan, bench, replay/],
+  ['frobnicate', /unknown command "frobnicate"; there are start, run, inspect, plan, bench, trace, replay/],
   ['-p hello', /a command comes first, found -p; try conclave run -p hello/],
   ['plan a.gguf b.gguf', /unexpected argument "b.gguf"/],
   ['inspect -m a.gguf b.gguf', /give one file, found -m a\.gguf and b\.gguf/],
@@ -83,7 +86,7 @@ test('plan prints the plan in words, or as JSON', async () => {
 });
 
 test('help and version', async () => {
-  for (const command of ['start', 'run', 'inspect', 'plan', 'bench', 'replay']) {
+  for (const command of ['start', 'run', 'inspect', 'plan', 'bench', 'trace', 'replay']) {
     const { context, out, err } = world(words.library);
     assert.equal(await main([command, '--help'], context), 0);
     assert.match(out(), /-h, --help/);

@@ -33,6 +33,11 @@ export const commands: readonly CommandRow[] = [
   },
   { name: 'bench', about: 'prefill and decode speed', load: async () => (await import('./bench.ts')).bench },
   {
+    name: 'trace',
+    about: 'which experts every token of prompts and answers used, into a folder',
+    load: async () => (await import('./trace.ts')).trace,
+  },
+  {
     name: 'replay',
     about: 'expert cache policies over a routing trace, without a model',
     load: async () => (await import('./replay.ts')).replay,

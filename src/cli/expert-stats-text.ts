@@ -1,7 +1,8 @@
 /** `--expert-stats`: what a run's experts did, in words and a table of layers. */
 
+import type { ExpertStatistics } from '../engine/types.ts';
 import { type ExpertStatsSnapshot, type LayerSnapshot, totalOf } from '../experts/stats.ts';
-import { columns, showBytes, showCount, showPlural } from './format.ts';
+import { columns, showBytes, showCount, showPlural, showRanges } from './format.ts';
 
 type Counts = Omit<LayerSnapshot, 'layer'>;
 
@@ -13,12 +14,14 @@ interface Column {
 }
 
 const always = () => true;
-const withSlots = ({ hits, misses }: Counts) => hits + misses > 0;
-const waited = ({ wait }: Counts) => wait.roundTripMs + wait.cpuMs + wait.gpuMs > 0;
+const withSlots = ({ hits, passed, misses }: Counts) => hits + passed + misses > 0;
+const passing = ({ passes }: Counts) => passes > 0;
+const waited = ({ wait }: Counts) => wait.roundTripMs + wait.passMs + wait.cpuMs > 0;
 
 const table: readonly Column[] = [
-  { head: 'hits', cell: ({ hits, misses }) => share(hits, hits + misses), shown: withSlots },
+  { head: 'hits', cell: ({ hits, passed, misses }) => share(hits, hits + passed + misses), shown: withSlots },
   { head: 'without a miss', cell: ({ wholeSteps, steps }) => share(wholeSteps, steps), shown: withSlots },
+  { head: 'passed', cell: ({ passed, picks }) => share(passed, picks), shown: passing },
   { head: 'uploads', cell: ({ uploads }) => showCount(uploads), shown: withSlots },
   { head: 'uploaded', cell: ({ uploadedBytes }) => showBytes(uploadedBytes), shown: withSlots },
   { head: 'experts a step', cell: ({ uniqueExperts, steps }) => mean(uniqueExperts, steps, 1), shown: always },
@@ -26,8 +29,8 @@ const table: readonly Column[] = [
   { head: 'entropy', cell: ({ entropyBits }) => `${entropyBits.toFixed(2)} bits`, shown: always },
   { head: 'of most', cell: ({ entropyShare }) => share(entropyShare, 1), shown: always },
   { head: 'round trip', cell: ({ wait, steps }) => `${mean(wait.roundTripMs, steps, 3)} ms`, shown: waited },
+  { head: 'passing', cell: ({ wait, steps }) => `${mean(wait.passMs, steps, 3)} ms`, shown: passing },
   { head: 'CPU', cell: ({ wait, steps }) => `${mean(wait.cpuMs, steps, 3)} ms`, shown: waited },
-  { head: 'GPU', cell: ({ wait, steps }) => `${mean(wait.gpuMs, steps, 3)} ms`, shown: waited },
   {
     head: 'foreseen',
     cell: ({ predicted, predictedUsed }) => share(predictedUsed, predicted),
@@ -35,14 +38,30 @@ const table: readonly Column[] = [
   },
 ];
 
-/** The lines that `--expert-stats` prints. Times are means of a layer and step. */
-export function describeExpertStats(snapshot: ExpertStatsSnapshot): string {
+/** The lines that `--expert-stats` prints: prompts and decoding apart, as far as there were any. */
+export function describeExpertStats({ prompt, step, notCounted }: ExpertStatistics): string {
+  const tables = [
+    ...(prompt.steps > 0 ? [describeSnapshot('experts of prompts', prompt)] : []),
+    ...(step.steps > 0 ? [describeSnapshot('experts while decoding', step)] : []),
+  ];
+  const text = tables.length === 0 ? 'experts: no layer with experts has run\n' : tables.join('\n');
+  return [text, ...leftOut(notCounted).map((line) => `${line}\n`)].join('');
+}
+
+/** What is not counted, in a line. */
+export function leftOut(layers: readonly number[]): string[] {
+  if (layers.length === 0) return [];
+  const which = `${layers.length === 1 ? 'layer' : 'layers'} ${showRanges(layers)}`;
+  return [`not counted: ${which}, whose experts are all on the GPU, which tells nobody`];
+}
+
+/** A table of layers under a title. Times are means of a layer and run. */
+export function describeSnapshot(title: string, snapshot: ExpertStatsSnapshot): string {
   const total = totalOf(snapshot);
-  if (total.steps === 0) return 'experts: no layer with experts has run\n';
   const shown = table.filter((column) => column.shown(total));
   const line = (name: string, counts: Counts) => [name, ...shown.map(({ cell }) => cell(counts))];
   return [
-    `experts: ${showPlural(snapshot.steps, 'step')} of ${showPlural(snapshot.rows, 'row')}, ` +
+    `${title}: ${showPlural(snapshot.steps, 'run')} of ${showPlural(snapshot.rows, 'row')} in all, ` +
       `${showPlural(snapshot.layers.length, 'layer')} of ${showPlural(snapshot.experts, 'expert')}`,
     ...columns(
       [
@@ -52,23 +71,34 @@ export function describeExpertStats(snapshot: ExpertStatsSnapshot): string {
       ],
       Array.from({ length: shown.length }, (_, index) => index + 1),
     ),
-    ...(withSlots(total) ? [perStep(snapshot, total)] : []),
-    ...(waited(total) ? [waits(snapshot, total)] : []),
+    ...expertSums(snapshot),
     '',
   ].join('\n');
 }
 
-function perStep({ steps }: ExpertStatsSnapshot, { hits, misses, uploads, uploadedBytes }: Counts): string {
-  return (
-    `${showPlural(hits, 'hit')} and ${showPlural(misses, 'miss', 'misses')}; a step: ${mean(misses, steps, 1)} misses, ` +
-    `${mean(uploads, steps, 1)} uploads, ${showBytes(Math.round(uploadedBytes / Math.max(1, steps)))} uploaded`
-  );
+/** What a run cost, in a few lines; none where no layer has slots. */
+export function expertSums(snapshot: ExpertStatsSnapshot): string[] {
+  const total = totalOf(snapshot);
+  return [...(withSlots(total) ? [counted(snapshot, total)] : []), ...(waited(total) ? [waits(snapshot, total)] : [])];
 }
 
-function waits({ steps }: ExpertStatsSnapshot, { wait }: Counts): string {
+function counted({ steps }: ExpertStatsSnapshot, counts: Counts): string {
+  const { hits, passed, misses, uploads, uploadedBytes, passes, passedBytes } = counts;
+  const bytes = (sum: number) => showBytes(Math.round(sum / Math.max(1, steps)));
+  return [
+    `${share(hits, hits + passed + misses)} hits (${showPlural(hits, 'hit')}${passed > 0 ? `, ${showCount(passed)} passed` : ''}, ${showPlural(misses, 'miss', 'misses')})`,
+    `a run: ${mean(misses, steps, 1)} misses, ${mean(uploads, steps, 1)} uploads of ${bytes(uploadedBytes)} in all` +
+      (passes > 0 ? `, ${mean(passes, steps, 1)} experts of ${bytes(passedBytes)} passed through` : ''),
+  ].join('; ');
+}
+
+function waits({ steps, layers }: ExpertStatsSnapshot, total: Counts): string {
+  const { roundTripMs, passMs, cpuMs } = total.wait;
+  // Every layer has run as often.
+  const part = (sum: number) => `${mean(sum, steps, 2)} ms (${mean(sum, total.steps, 3)} a stop)`;
   return (
-    `a step waits ${mean(wait.roundTripMs, steps, 2)} ms for round trips, ${mean(wait.cpuMs, steps, 2)} ms for the CPU's part ` +
-    `and ${mean(wait.gpuMs, steps, 2)} ms for the GPU's`
+    `a run stops ${showPlural(layers.filter((layer) => layer.steps > 0).length, 'time')}: ${part(roundTripMs)} of round trips` +
+    `${passMs > 0 ? `, ${part(passMs)} of passing` : ''}, ${part(cpuMs)} of the CPU's part`
   );
 }
 

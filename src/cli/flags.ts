@@ -95,6 +95,15 @@ export const flags = {
     min: 1,
     about: 'the experts of the first N layers on the CPU',
   },
+  'expert-uses': {
+    kind: 'text',
+    value: 'TRACE',
+    about: 'the experts that this routing trace uses most are on the GPU first, with static for good',
+  },
+  'expert-stats': {
+    kind: 'switch',
+    about: 'say at the end what the experts did: hits, uploads, load, entropy, waits',
+  },
   'gpu-checks': { kind: 'switch', about: "keep the GPU driver's checks of bounds and commands (slower)" },
   kv: { kind: 'choice', choices: ['f16', 'f32'], about: 'number format of the KV cache (default: see plan)' },
   memory: {
@@ -128,6 +137,18 @@ export const flags = {
     about: 'tokens in the cache that the decode test comes after (1)',
   },
   repetitions: { short: 'r', kind: 'whole', value: 'N', min: 1, max: 1000, about: 'measured runs of each test (5)' },
+
+  routing: {
+    kind: 'text',
+    value: 'TRACE',
+    about: 'with split experts: rows use the experts of this routing trace, token for token',
+  },
+  output: {
+    short: 'o',
+    kind: 'text',
+    value: 'DIR',
+    about: 'the folder that the trace goes to; there is none in it yet',
+  },
 
   uploads: {
     kind: 'whole',
@@ -174,6 +195,7 @@ const placement = [
   'expert-cache',
   'cpu-moe',
   'n-cpu-moe',
+  'expert-uses',
   'gpu-checks',
   'kv',
   'memory',
@@ -181,11 +203,7 @@ const placement = [
   'arena-bytes',
 ] as const;
 
-export const runFlags = pick([
-  'model',
-  'prompt',
-  'file',
-  'chat',
+const generation = [
   'system',
   'raw',
   'predict',
@@ -202,9 +220,25 @@ export const runFlags = pick([
   'frequency-penalty',
   'logit-bias',
   'seed',
+] as const;
+
+export const runFlags = pick([
+  'model',
+  'prompt',
+  'file',
+  'chat',
+  ...generation,
+  'expert-stats',
   ...placement,
   ...output,
 ]);
+
+export const traceFlags = {
+  ...pick(['model']),
+  prompt: { ...flags.prompt, about: 'what to say to the model' },
+  file: { ...flags.file, about: 'read prompts from a file, one a line; - is standard input' },
+  ...pick(['output', ...generation, ...placement, ...output]),
+} as const satisfies FlagTable;
 
 export const planFlags = pick(['model', 'synthetic', ...placement, ...output]);
 
@@ -218,6 +252,8 @@ export const benchFlags = pick([
   'depth',
   'repetitions',
   'seed',
+  'routing',
+  'expert-stats',
   ...placement,
   ...output,
 ]);

@@ -1,6 +1,6 @@
 /** Text for a terminal: columns, and strings from a file or a model made harmless to print. */
 
-export { showBytes, showCount, showPlural, showRate, showTime, wrap } from '../plan/show.ts';
+export { showBytes, showCount, showPlural, showRanges, showRate, showTime, wrap } from '../plan/show.ts';
 
 /**
  * `text` with control characters spelled out (`\x1b`), but for line ends and tabs: what a file or a model says must not

@@ -14,16 +14,21 @@ import type { ParsedArguments } from './args.ts';
 import { bundledModel } from './context.ts';
 import type { planFlags, runFlags } from './flags.ts';
 import { printable } from './format.ts';
+import { readUses } from './trace-input.ts';
 
 export type PlanValues = Omit<
   ParsedArguments<typeof planFlags>['values'],
   'model' | 'synthetic' | 'json' | 'verbose' | 'help'
 >;
-type RunValues = ParsedArguments<typeof runFlags>['values'];
+type GenerateValues = Omit<ParsedArguments<typeof runFlags>['values'], 'chat' | 'expert-stats'>;
 
-/** What `plan`, `run` and `bench` ask of the plan. */
-export function planOptions(values: PlanValues): PlanOptions {
+/**
+ * What `plan`, `run`, `trace` and `bench` ask of the plan.
+ * @throws UsageError `usage`; SourceError `source` and CorruptFileError `corrupt_file` for a trace that is none
+ */
+export async function planOptions(values: PlanValues): Promise<PlanOptions> {
   const layers = values['gpu-layers'];
+  const uses = values['expert-uses'];
   return given({
     device: values.device as DeviceOption | undefined,
     gpuLayers: layers === undefined || layers === 'auto' ? layers : Number(layers),
@@ -31,6 +36,7 @@ export function planOptions(values: PlanValues): PlanOptions {
     gpuChecks: values['gpu-checks'],
     expertCache: values['expert-cache'],
     cpuMoe: cpuMoe(values),
+    expertUses: uses === undefined ? undefined : await readUses(uses),
     threads: values.threads,
     context: values['ctx-size'],
     batch: values['batch-size'],
@@ -52,12 +58,16 @@ function cpuMoe(values: PlanValues): true | number | undefined {
   return all === true ? true : first;
 }
 
-export function loadOptions(values: PlanValues, more: Pick<LoadOptions, 'onProgress' | 'signal'>): LoadOptions {
-  return { ...planOptions(values), ...more };
+/** What is asked of a model beside its plan. */
+export type MoreOptions = Pick<LoadOptions, 'onProgress' | 'signal' | 'expertStats' | 'recordRouting' | 'routing'>;
+
+/** @throws as {@link planOptions} */
+export async function loadOptions(values: PlanValues, more: MoreOptions): Promise<LoadOptions> {
+  return given({ ...(await planOptions(values)), ...more });
 }
 
 /** @throws UsageError `usage` for a value that the library would refuse, and a logit bias that does not read `ID±X`. */
-export function generateOptions(values: RunValues, signal: AbortSignal): GenerateOptions {
+export function generateOptions(values: GenerateValues, signal: AbortSignal): GenerateOptions {
   const { predict, seed } = values;
   const kwargs = {
     ...(values['no-think'] === true ? { enable_thinking: false } : {}),

@@ -29,7 +29,7 @@ export async function plan(argv: readonly string[], context: Context): Promise<E
   const [path, ...more] = positionals;
   refusePositional(values.model === undefined ? more : positionals);
   const { planModel } = await context.library();
-  const { plan: made } = await planModel(modelOf({ model: path, ...values }), planOptions(values));
+  const { plan: made } = await planModel(modelOf({ model: path, ...values }), await planOptions(values));
   await write(context.stdout, values.json === true ? `${toJson(made)}\n` : `${printable(explain(made))}\n`);
   return 0;
 }

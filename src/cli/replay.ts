@@ -1,18 +1,17 @@
 /** `conclave replay`: cache policies over a recorded routing trace, side by side, without the model. */
 
-import { join } from 'node:path';
-import { SourceError, UsageError } from '../errors.ts';
+import { UsageError } from '../errors.ts';
 import { type PolicyName, policyNames } from '../experts/policies.ts';
 import { type ReplayCase, replay as replayTrace } from '../experts/replay.ts';
 import { parseExpertCache, slotsOfSize } from '../experts/size.ts';
-import { IDS_FILE, RoutingTrace, SHAPE_FILE, type TraceShape } from '../experts/trace.ts';
-import { nodePlatform } from '../platform/node.ts';
+import type { TraceShape } from '../experts/trace.ts';
 import { describeFlags, parseFlags } from './args.ts';
 import { type Context, write } from './context.ts';
 import type { ExitCode } from './fail.ts';
 import { replayFlags } from './flags.ts';
 import { printable, toJson } from './format.ts';
 import { describeReplay } from './replay-text.ts';
+import { openTrace } from './trace-input.ts';
 
 const DEFAULT_POLICIES: readonly PolicyName[] = ['lru', 'slru', 'lfu', 'static'];
 const DEFAULT_SHARES = [1 / 8, 1 / 4, 1 / 2];
@@ -64,18 +63,6 @@ export async function replay(argv: readonly string[], context: Context): Promise
     return 0;
   } finally {
     await trace.close();
-  }
-}
-
-async function openTrace(path: string): Promise<RoutingTrace> {
-  try {
-    return await RoutingTrace.open(await nodePlatform.openSource(join(path, SHAPE_FILE)));
-  } catch (error) {
-    if (!(error instanceof SourceError)) throw error;
-    throw new SourceError(`${error.message}; a trace is a folder with ${SHAPE_FILE} and ${IDS_FILE}`, {
-      data: error.data,
-      cause: error,
-    });
   }
 }
 

@@ -5,6 +5,7 @@ import { test } from 'node:test';
 import { type Asked, fakeLibrary, world } from '../../test/support/cli-world.ts';
 import type { LoadOptions } from '../engine/types.ts';
 import { UsageError } from '../errors.ts';
+import { RunStats } from '../experts/stats.ts';
 import { main } from './commands.ts';
 import type { Library } from './context.ts';
 import { DEFAULT_QUESTION } from './run.ts';
@@ -248,4 +249,26 @@ test('a missing prompt file is exit code 1 and names the file', async () => {
   const { context, err } = world(words.library);
   assert.equal(await main(['run', '-f', '/nowhere/prompt.txt'], context), 1);
   assert.match(err(), /^conclave: cannot read the prompt file \/nowhere\/prompt\.txt: no such file\n$/);
+});
+
+test('--expert-stats says after the answer what the experts did, on standard error, or as a part of the JSON object', async () => {
+  const stats = new RunStats([0], 4);
+  stats.began('step', 1);
+  stats.routed(0, [1, 2]);
+  stats.ended();
+  const experts = { ...stats.snapshot(), notCounted: [] };
+  const run = async (...flags: readonly string[]) => {
+    const { library, asked } = fakeLibrary(() => ['ice'], { experts });
+    const { context, out, err } = world(library);
+    assert.equal(await main(['run', '-p', 'Hi', ...flags], context), 0);
+    return { out: out(), err: err(), asked: (asked as [Asked])[0] };
+  };
+  const told = await run('--expert-stats');
+  assert.equal(told.asked.load.expertStats, true);
+  assert.equal(told.out, 'ice\n');
+  assert.match(told.err, /tokens\/s\n\nexperts while decoding: 1 run of 1 row in all, 1 layer of 4 experts\nlayer /);
+  assert.deepEqual(JSON.parse((await run('--expert-stats', '--json')).out).experts, experts);
+  const silent = await run();
+  assert.doesNotMatch(silent.err, /experts/);
+  assert.deepEqual(silent.asked.stats, []);
 });

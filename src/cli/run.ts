@@ -6,6 +6,7 @@ import { collect, describeUsage, dim, loadModel, writeText } from './answer.ts';
 import { describeFlags, type FlagTable, type ParsedArguments, parseFlags, refusePositional } from './args.ts';
 import { chat } from './chat.ts';
 import { type Context, write } from './context.ts';
+import { describeExpertStats } from './expert-stats-text.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
 import { runFlags } from './flags.ts';
 import { toJson } from './format.ts';
@@ -65,10 +66,12 @@ export async function run(argv: readonly string[], context: Context, name: 'run'
   try {
     const temp = values.temp ?? (name === 'start' ? 0 : undefined);
     const options = generateOptions({ ...values, temp }, controller.signal);
-    model = await loadModel(values, context, controller.signal);
+    model = await loadModel(values, context, { signal: controller.signal, expertStats: values['expert-stats'] });
     if (text === undefined) {
       release();
-      return await chat({ model, context, system: values.system, options });
+      const code = await chat({ model, context, system: values.system, options });
+      await tellExperts(values, model, context);
+      return code;
     }
     if (name === 'start' && values.json !== true) await write(context.stderr, `${dim(`> ${text}`, context)}\n`);
     const prompt: Prompt = values.raw === true ? { text } : messages(values.system, text);
@@ -77,15 +80,15 @@ export async function run(argv: readonly string[], context: Context, name: 'run'
     if (values.json === true) {
       const { finish } = await collect(parts);
       const { reason, tokens, usage } = finish;
-      await write(
-        context.stdout,
-        `${toJson({ model: model.info, text: finish.text, tokens, finish: reason, usage })}\n`,
-      );
+      const experts = values['expert-stats'] === true ? await model.expertStats() : undefined;
+      const result = { model: model.info, text: finish.text, tokens, finish: reason, usage, experts };
+      await write(context.stdout, `${toJson(result)}\n`);
       return 0;
     }
     const { finish } = await collect(parts, (piece) => writeText(piece, context));
     if (!finish.text.endsWith('\n')) await write(context.stdout, '\n');
     await write(context.stderr, `${dim(describeUsage(finish), context)}\n`);
+    await tellExperts(values, model, context);
     return 0;
   } finally {
     release();
@@ -93,7 +96,13 @@ export async function run(argv: readonly string[], context: Context, name: 'run'
   }
 }
 
-function messages(system: string | undefined, user: string): readonly ChatMessage[] {
+/** With `--expert-stats`, what the experts did. */
+async function tellExperts(values: RunValues, model: Model, context: Context): Promise<void> {
+  const experts = values['expert-stats'] === true ? await model.expertStats() : undefined;
+  if (experts !== undefined) await write(context.stderr, `\n${describeExpertStats(experts)}`);
+}
+
+export function messages(system: string | undefined, user: string): readonly ChatMessage[] {
   const question = { role: 'user', content: user };
   return system === undefined ? [question] : [{ role: 'system', content: system }, question];
 }

@@ -11,16 +11,14 @@ const root = mkdtempSync(join(tmpdir(), 'conclave-trace-'));
 after(() => rmSync(root, { recursive: true }));
 const shape = { layers: 2, experts: 300, used: 1, model: 'fake' };
 
-test('what is recorded step by step is a trace when it is finished, not before', async () => {
+test('what is recorded bit by bit is a trace when it is finished, not before', async () => {
   const path = join(root, 'made', 'here');
-  const folder = await createTraceFolder(path, shape);
-  await folder.writer.step([[1], [299]]);
-  await folder.writer.step([
-    [2, 256],
-    [3, 257],
-  ]);
+  const folder = await createTraceFolder(path);
+  const writer = folder.writer(shape);
+  await writer.add([1, 299]);
+  await writer.add([2, 3, 256, 257]);
   await assert.rejects(nodePlatform.openSource(join(path, 'trace.json')), { name: 'SourceError' });
-  await folder.finish();
+  await folder.finish(writer);
   const trace = await RoutingTrace.open(await nodePlatform.openSource(join(path, 'trace.json')));
   assert.deepEqual(trace.shape, { ...shape, tokens: 3, expertBytes: undefined });
   const block = await trace.read(0, 3);
@@ -37,17 +35,18 @@ test('what is recorded step by step is a trace when it is finished, not before',
 
 test('a trace that failed leaves nothing, and another may take its place', async () => {
   const path = join(root, 'failed');
-  const folder = await createTraceFolder(path, shape);
-  await folder.writer.step([[1], [2]]);
+  const folder = await createTraceFolder(path);
+  await folder.writer(shape).add([1, 2]);
   await folder.discard();
   assert.ok(!existsSync(join(path, 'trace.bin')));
-  await (await createTraceFolder(path, shape)).discard();
+  await (await createTraceFolder(path)).discard();
 });
 
 test('a trace is never written over', async () => {
   const path = join(root, 'taken');
-  await (await createTraceFolder(path, shape)).finish();
-  await assert.rejects(createTraceFolder(path, shape), {
+  const folder = await createTraceFolder(path);
+  await folder.finish(folder.writer(shape));
+  await assert.rejects(createTraceFolder(path), {
     name: 'UsageError',
     message: /there is a trace in it already/,
   });
@@ -55,7 +54,7 @@ test('a trace is never written over', async () => {
 
 test('where nothing can be written is said', async () => {
   writeFileSync(join(root, 'file'), '');
-  await assert.rejects(createTraceFolder(join(root, 'file'), shape), {
+  await assert.rejects(createTraceFolder(join(root, 'file')), {
     name: 'SourceError',
     message: /file: cannot be written: /,
   });

@@ -1,4 +1,4 @@
-/** A routing trace being recorded to a folder: `trace.bin` as steps come, `trace.json` when all have, so that half a trace is none. */
+/** A routing trace being recorded to a folder: `trace.bin` as tokens come, `trace.json` when all have, so that half a trace is none. */
 
 import { type FileHandle, mkdir, open, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -7,9 +7,10 @@ import { IDS_FILE, SHAPE_FILE, type TraceShape } from '../experts/trace.ts';
 import { TraceWriter } from '../experts/trace-writer.ts';
 
 export interface TraceFolder {
-  readonly writer: TraceWriter;
+  /** What tokens are given to, once it is known of what they are. */
+  writer(shape: Omit<TraceShape, 'tokens'>): TraceWriter;
   /** All tokens are written: makes it a trace. */
-  finish(): Promise<void>;
+  finish(writer: TraceWriter): Promise<void>;
   /** Something failed: takes away what was written. */
   discard(): Promise<void>;
 }
@@ -18,20 +19,20 @@ export interface TraceFolder {
  * @param path the folder, which may be there, without a trace in it
  * @throws UsageError `usage` for a folder with a trace; SourceError `source` where it cannot be written
  */
-export async function createTraceFolder(path: string, shape: Omit<TraceShape, 'tokens'>): Promise<TraceFolder> {
+export async function createTraceFolder(path: string): Promise<TraceFolder> {
   const [shapePath, idsPath] = [join(path, SHAPE_FILE), join(path, IDS_FILE)];
   const ids = await toPath(path, async () => {
     await mkdir(path, { recursive: true });
     return await openNew(path, idsPath);
   });
-  const writer = new TraceWriter(shape, async (bytes) => {
-    await toPath(idsPath, () => ids.writeFile(bytes));
-  });
   return {
-    writer,
-    async finish() {
+    writer: (shape) =>
+      new TraceWriter(shape, async (bytes) => {
+        await toPath(idsPath, () => ids.writeFile(bytes));
+      }),
+    async finish(writer) {
       await toPath(idsPath, () => ids.close());
-      await toPath(shapePath, () => writeFile(shapePath, writer.shape(), { flag: 'wx' }));
+      await toPath(shapePath, () => writeFile(shapePath, writer.json(), { flag: 'wx' }));
     },
     async discard() {
       await ids.close();

@@ -4,6 +4,7 @@
  */
 
 import { ConclaveError, DisposedError, InternalError, recordError, reviveError } from '../errors.ts';
+import type { RunStatsSnapshot } from '../experts/stats.ts';
 import type { ByteSource } from '../format/source.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
@@ -22,8 +23,10 @@ import {
   type GenerateCommand,
   type PrepareCommand,
   type ReadRequest,
+  type RoutingTaken,
 } from './protocol.ts';
 import { RequestStream } from './request-stream.ts';
+import { type RoutingBlock, RoutingReceiver } from './routing-recorder.ts';
 import type { Profile } from './types.ts';
 
 /** How long a loop may take to end its run before the worker is ended under it. */
@@ -55,6 +58,10 @@ export interface EngineStart {
   readonly weights: Weights;
   /** By `TensorInfo.source`. They stay the caller's to close, after {@link EngineClient.dispose}. */
   readonly sources: readonly ByteSource[];
+  /** As in `PrepareCommand`. */
+  readonly expertStats?: boolean;
+  readonly routing?: Uint16Array;
+  readonly expertUses?: readonly ArrayLike<number>[];
   onProgress?(progress: { readonly bytesDone: number; readonly bytesTotal: number }): void;
   readonly signal?: AbortSignal;
 }
@@ -70,6 +77,8 @@ export class EngineClient {
   readonly #reads = new Set<Promise<void>>();
   readonly #ready = Promise.withResolvers<void>();
   readonly #ended = Promise.withResolvers<void>();
+  /** Takes which experts rows use, while that is recorded. */
+  #routing: RoutingReceiver | undefined;
   #nextRequest = 0;
   /** Things somebody waits for; while there are any the worker keeps the process alive. */
   #waits = 0;
@@ -100,7 +109,8 @@ export class EngineClient {
     }
   }
 
-  private constructor({ booted, plan, programs, spec, graph, weights, sources, onProgress }: EngineStart) {
+  private constructor({ booted, plan, programs, spec, graph, weights, sources, onProgress, ...more }: EngineStart) {
+    const { expertStats, routing, expertUses } = more;
     this.#flags = booted.flags && new Int32Array(booted.flags);
     this.#sources = sources;
     this.#onProgress = onProgress;
@@ -116,6 +126,9 @@ export class EngineClient {
       graph,
       weights: [...weights.values()],
       sources: sources.map(({ name, size, repeats }) => ({ name, size, repeats })),
+      expertStats,
+      routing,
+      expertUses,
     } satisfies PrepareCommand);
   }
 
@@ -148,6 +161,29 @@ export class EngineClient {
   /** Gives nothing where the backend knows nothing. */
   profile(asked: ProfileRequest): Promise<Profile | undefined> {
     return this.#ask((request) => ({ type: 'profile', request, ...asked }));
+  }
+
+  /** Gives nothing where nothing is counted. */
+  expertStats(reset: boolean): Promise<RunStatsSnapshot | undefined> {
+    return this.#ask((request) => ({ type: 'expert-stats', request, reset }));
+  }
+
+  /**
+   * Hands on which experts rows use, of runs that begin after it has settled.
+   * @returns what ends it; it throws what `onRows` threw
+   */
+  async recordRouting(onRows: (block: RoutingBlock) => void | Promise<void>): Promise<() => Promise<void>> {
+    const receiver = new RoutingReceiver(onRows);
+    await this.#ask((request) => ({ type: 'record-routing', request, on: true }));
+    this.#routing = receiver;
+    return async () => {
+      try {
+        await this.#ask((request) => ({ type: 'record-routing', request, on: false }));
+      } finally {
+        if (this.#routing === receiver) this.#routing = undefined;
+      }
+      await receiver.finish();
+    };
   }
 
   #ask<Answer>(commandOf: (request: number) => Command): Promise<Answer> {
@@ -239,6 +275,18 @@ export class EngineClient {
         break;
       case 'profile':
         this.#answer(event.request, event.profile);
+        break;
+      case 'expert-stats':
+        this.#answer(event.request, event.stats);
+        break;
+      case 'routing':
+        // Always answered, since the loop waits for it.
+        void Promise.resolve(this.#routing?.receive(event)).then(() =>
+          this.#worker.postMessage({ type: 'routing-taken' } satisfies RoutingTaken),
+        );
+        break;
+      case 'record-routing':
+        this.#answer(event.request, undefined);
         break;
       case 'disposed':
         this.#ended.resolve();

@@ -12,6 +12,7 @@ import { adapterNumber, checkDevices, type GpuFacts, gpuUse, reasonOf } from '..
 import { explain } from '../plan/explain.ts';
 import { plan as makePlan, programsOf } from '../plan/place.ts';
 import type { DeviceName, Plan, PlanOptions } from '../plan/plan.ts';
+import { checkRoutingUse, routedModel } from '../plan/routing.ts';
 import { type Platform, platform } from '../platform/index.ts';
 import { readTokenizer, type Tokenizer } from '../tokenizer/index.ts';
 import { type BootedEngine, bootEngine, EngineClient } from './engine-client.ts';
@@ -72,7 +73,7 @@ export async function load(source: SourceInput, options: LoadOptions = {}): Prom
 }
 
 async function loadModel(source: SourceInput, options: LoadOptions): Promise<Model> {
-  const { signal, onProgress, ...planOptions } = options;
+  const { signal, onProgress, expertStats, recordRouting, routing, ...planOptions } = options;
   const place = await platform();
   checkThreads(options.threads, place.threads());
   const threads = options.threads ?? place.threads();
@@ -97,8 +98,9 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
     file = opened.file;
     signal?.throwIfAborted();
     let starts = 0;
-    const start = (made: Plan) =>
-      EngineClient.start({
+    const start = async (made: Plan) => {
+      checkRoutingUse(made, model.spec, { expertStats, recordRouting, routing });
+      return EngineClient.start({
         // The worker of an engine that failed is gone.
         booted: starts++ === 0 ? (booted as BootedEngine) : boot(['cpu']),
         plan: made,
@@ -107,9 +109,13 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
         graph,
         weights: model.weights,
         sources,
+        expertStats: expertStats ?? made.experts !== undefined,
+        routing: routing?.ids,
+        expertUses: planOptions.expertUses,
         onProgress,
         signal: signal === undefined ? abandoned.signal : AbortSignal.any([signal, abandoned.signal]),
       });
+    };
     const starting = startOrFallBack({ ...opened, options: planOptions, start });
     // The vocabulary is read while the engine gets its memory; what goes wrong there is heard when it is awaited.
     starting.catch(() => {});
@@ -131,6 +137,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
       sampling: sampling.defaults,
       info: describe(file, model, plan),
       plan: printable(plan),
+      routed: routedModel(plan, model.spec),
     });
   } catch (error) {
     await booted?.worker.terminate();

@@ -3,11 +3,14 @@
  * it works it goes back to its event loop only when a command has been announced.
  */
 
-import type { Backend, DeviceBandwidth, Executable } from '../backend/backend.ts';
+import type { Backend, DeviceBandwidth, Executable, PrepareRequest } from '../backend/backend.ts';
 import { prepareParts } from '../backend/parts.ts';
 import { recordError } from '../errors.ts';
+import { GivenIds } from '../experts/given-routing.ts';
 import type { DeviceName, Plan } from '../plan/plan.ts';
+import { type RoutedModel, routedModel } from '../plan/routing.ts';
 import type { WorkerPort } from '../platform/platform.ts';
+import { ExpertObserver } from './expert-observer.ts';
 import { PagePool, Timeline } from './kv-cache.ts';
 import { PortSources } from './port-source.ts';
 import { profileRows } from './profile.ts';
@@ -21,6 +24,7 @@ import {
   type Outcome,
   type PrepareCommand,
   type ReadReply,
+  type RoutingTaken,
   type Timing,
 } from './protocol.ts';
 import { Request } from './request.ts';
@@ -45,9 +49,11 @@ export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promi
   const mail = new Mail(boot.flags);
   const prepare = Promise.withResolvers<PrepareCommand>();
   let executable: Executable | undefined;
+  let loop: EngineLoop | undefined;
   port.onMessage((message) => {
-    const received = message as Command | PrepareCommand | ReadReply;
+    const received = message as Command | PrepareCommand | ReadReply | RoutingTaken;
     if (received.type === 'read-done') sources.settle(received);
+    else if (received.type === 'routing-taken') loop?.routingTaken();
     else if (received.type === 'prepare') prepare.resolve(received);
     else {
       // The loop hears of it when the run that it waits for has failed.
@@ -60,6 +66,7 @@ export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promi
     await Promise.all(boot.devices.map(backendFor));
     const data = await prepare.promise;
     const { plan, programs, spec, graph } = data;
+    const routed = routedModel(plan, spec);
     executable = await prepareParts(
       {
         plan,
@@ -68,17 +75,30 @@ export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promi
         graph,
         weights: new Map(data.weights.map((weight) => [weight.name, weight])),
         sources: data.sources.map((source, index) => sources.source(index, source)),
+        ...(routed === undefined ? {} : givenTo(routed, data)),
         onProgress: throttle(post),
       },
       backendFor,
     );
     post({ type: 'ready', bytes: executable.bytes });
-    await new EngineLoop({ post, mail, data, executable }).run();
+    loop = new EngineLoop({ post, mail, data, routed, executable });
+    await loop.run();
     await executable.dispose();
     post({ type: 'disposed' });
   } catch (error) {
     post({ type: 'broken', error: recordError(error) });
   }
+}
+
+/** What is known of the experts that rows take, as the backend reads it. */
+function givenTo(
+  { layers, used }: RoutedModel,
+  { routing, expertUses }: PrepareCommand,
+): Pick<PrepareRequest, 'routing' | 'expertUses'> {
+  return {
+    routing: routing && new GivenIds(routing, layers, used),
+    expertUses: expertUses && ((layer, expert) => expertUses[layers.indexOf(layer)]?.[expert] ?? 0),
+  };
 }
 
 function throttle(
@@ -138,6 +158,8 @@ interface LoopOptions {
   readonly post: (event: EngineEvent, transfer?: readonly Transferable[]) => void;
   readonly mail: Mail;
   readonly data: PrepareCommand;
+  /** Absent: the model has no experts, or some that nothing is told of. */
+  readonly routed: RoutedModel | undefined;
   readonly executable: Executable;
 }
 
@@ -156,8 +178,9 @@ class EngineLoop {
   #tokenMessages = 0;
   #lastPostAt = -Infinity;
   #bandwidth: DeviceBandwidth | undefined;
+  readonly #experts: ExpertObserver;
 
-  constructor({ post, mail, data, executable }: LoopOptions) {
+  constructor({ post, mail, data, routed, executable }: LoopOptions) {
     this.#post = post;
     this.#mail = mail;
     this.#plan = data.plan;
@@ -193,6 +216,17 @@ class EngineLoop {
           ...outcome(request.timeline),
         }),
     });
+    this.#experts = new ExpertObserver({
+      executable,
+      routed,
+      counts: data.expertStats === true,
+      post: (block) => post({ type: 'routing', ...block }, [block.ids.buffer]),
+    });
+  }
+
+  /** The main side is done with a block of recorded routing. */
+  routingTaken(): void {
+    this.#experts.taken();
   }
 
   /** Returns when it is told to dispose. */
@@ -204,6 +238,7 @@ class EngineLoop {
       }
       if (!this.#scheduler.busy) continue;
       await this.#scheduler.turn();
+      await this.#experts.settle(!this.#scheduler.busy);
       if (this.#timeToPost()) this.#postTokens();
     }
   }
@@ -239,6 +274,15 @@ class EngineLoop {
       case 'profile':
         await this.#scheduler.settle();
         await this.#profile(command);
+        break;
+      case 'expert-stats':
+        this.#post({ type: 'expert-stats', request: command.request, stats: this.#experts.stats?.snapshot() });
+        if (command.reset) this.#experts.stats?.reset();
+        break;
+      case 'record-routing':
+        await this.#scheduler.settle();
+        await this.#experts.record(command.on);
+        this.#post({ type: 'record-routing', request: command.request });
         break;
     }
   }
@@ -302,7 +346,8 @@ class EngineLoop {
     const executable = this.#executable;
     const timeline = new Timeline(this.#pool, this.#plan.context);
     try {
-      const run = await profileRows(asked, { executable, timeline, promptRows: this.#plan.maxRows.prompt });
+      const promptRows = this.#plan.maxRows.prompt;
+      const run = await this.#experts.unwatched(() => profileRows(asked, { executable, timeline, promptRows }));
       // Measured once: it takes memory, and nothing changes it.
       if (run !== undefined) this.#bandwidth ??= await executable.bandwidth?.();
       this.#post({ type: 'profile', request, profile: run && { ...run, bandwidth: this.#bandwidth } });

@@ -2,18 +2,22 @@
 
 import { DisposedError, UsageError } from '../errors.ts';
 import type { ModelFile } from '../format/model-file.ts';
+import { type RoutedModel, recordedModel } from '../plan/routing.ts';
 import type { Tokenizer } from '../tokenizer/index.ts';
 import type { EngineClient } from './engine-client.ts';
-import { checkMessages, checkProfileOptions, checkTokens } from './options.ts';
+import { checkExpertStatsOptions, checkMessages, checkProfileOptions, checkTokens } from './options.ts';
 import { ModelSession } from './session.ts';
 import type { ChatTemplates } from './templates.ts';
 import type {
   ChatMessage,
+  ExpertStatistics,
   Model,
   ModelInfo,
   PrintablePlan,
   Profile,
   Prompt,
+  RoutedRows,
+  RoutingRecording,
   SamplingOptions,
   Session,
 } from './types.ts';
@@ -29,6 +33,8 @@ export interface ModelParts {
   readonly sampling: SamplingOptions;
   readonly info: ModelInfo;
   readonly plan: PrintablePlan;
+  /** What is known of its layers with experts. */
+  readonly routed?: RoutedModel;
 }
 
 export class LoadedModel implements Model {
@@ -107,6 +113,24 @@ export class LoadedModel implements Model {
     checkProfileOptions(options);
     const { rows = 'prompt', repetitions = 3 } = options;
     return this.#parts.engine.profile({ tokens: Int32Array.from(tokens), rows, repetitions });
+  }
+
+  async expertStats(options: { readonly reset?: boolean } = {}): Promise<ExpertStatistics | undefined> {
+    this.#check();
+    checkExpertStatsOptions(options);
+    const { engine, routed } = this.#parts;
+    const counted = await engine.expertStats(options.reset === true);
+    if (counted === undefined || routed === undefined) return undefined;
+    return { ...counted, notCounted: routed.layers.filter((layer) => !routed.seen.includes(layer)) };
+  }
+
+  async recordRouting(onRows: (rows: RoutedRows) => void | Promise<void>): Promise<RoutingRecording> {
+    this.#check();
+    const { engine, routed } = this.#parts;
+    const { layers, experts, used } = recordedModel(this.plan, routed);
+    const shape = { layers: layers.length, experts, used };
+    const stop = await engine.recordRouting(({ rows, ids }) => onRows({ rows, ids, layers: shape.layers, used }));
+    return { shape, stop };
   }
 
   dispose(): Promise<void> {

@@ -5,6 +5,7 @@ import type { SamplerSettings } from '../backend/sampling.ts';
 import { UsageError } from '../errors.ts';
 import { parseExpertCache } from '../experts/size.ts';
 import { isDevice } from '../plan/devices.ts';
+import type { GivenTrace } from '../plan/routing.ts';
 import {
   abortSignal,
   type Check,
@@ -49,6 +50,10 @@ const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
   gpuMemoryBytes: wholeFrom(1),
   gpuChecks: flag,
   expertCache: expertCacheText,
+  expertUses: counts,
+  expertStats: flag,
+  recordRouting: flag,
+  routing: givenTrace,
   cpuMoe: (value) => (value === true ? undefined : wholeFrom(1)(value) && 'true or a number of layers'),
   threads: wholeFrom(1, 1024),
   context: wholeFrom(1),
@@ -82,6 +87,33 @@ const generateChecks: Readonly<Record<keyof GenerateOptions, Check>> = {
 };
 
 const profileChecks = { rows: oneOf('prompt', 'step'), repetitions: wholeFrom(1, 1000) };
+
+/** Counts by layer and expert; whether they are of the model, its plan sees. */
+function counts(value: unknown): string | undefined {
+  const isCount = (count: unknown) => typeof count === 'number' && count >= 0 && count < Infinity;
+  const isLayer = (layer: unknown) =>
+    (Array.isArray(layer) || (ArrayBuffer.isView(layer) && !(layer instanceof DataView))) &&
+    Array.from(layer as ArrayLike<unknown>).every(isCount);
+  return Array.isArray(value) && value.every(isLayer)
+    ? undefined
+    : 'arrays of counts from 0 on, one for each layer with experts';
+}
+
+/** Ids as they were recorded; whether they are of the model, its plan sees. */
+function givenTrace(value: unknown): string | undefined {
+  const { layers, experts, used, ids } = (plainObject(value) === undefined ? value : {}) as Partial<GivenTrace>;
+  const right =
+    [layers, experts, used].every((count) => wholeFrom(1)(count) === undefined) &&
+    ids instanceof Uint16Array &&
+    ids.length % ((layers as number) * (used as number)) === 0 &&
+    ids.every((id) => id < (experts as number));
+  return right ? undefined : '{ layers, experts, used, ids }, the ids a Uint16Array [tokens, layers, used] of experts';
+}
+
+/** @throws UsageError `usage` */
+export function checkExpertStatsOptions(options: Readonly<{ reset?: unknown }>): void {
+  checkOptions(options, { reset: flag }, 'expertStats');
+}
 
 /** What stands for a cache of experts; its own error says more. */
 function expertCacheText(value: unknown): string | undefined {

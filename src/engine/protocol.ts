@@ -5,12 +5,14 @@
 
 import type { SamplerSettings } from '../backend/sampling.ts';
 import type { ErrorRecord } from '../errors.ts';
+import type { RunStatsSnapshot } from '../experts/stats.ts';
 import type { ByteSource } from '../format/source.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
 import type { Weight } from '../model/weights.ts';
 import type { DeviceName, Plan } from '../plan/plan.ts';
 import type { ProfileRequest } from './profile.ts';
+import type { RoutingBlock } from './routing-recorder.ts';
 import type { FinishReason, Profile } from './types.ts';
 
 /** What the worker is started with, before the model is planned: enough to get its device ready. */
@@ -35,6 +37,12 @@ export interface PrepareCommand {
   readonly graph: Graph;
   readonly weights: readonly Weight[];
   readonly sources: readonly SourceFacts[];
+  /** Whether what experts do is counted from the beginning. */
+  readonly expertStats?: boolean;
+  /** Which experts rows of split layers take, whatever their routers say: [tokens, layers with experts, used]. */
+  readonly routing?: Uint16Array;
+  /** How often experts were used, [layers with experts][experts]. */
+  readonly expertUses?: readonly ArrayLike<number>[];
 }
 
 /** How many commands the main side has posted. */
@@ -64,7 +72,16 @@ export type Command =
   | { readonly type: 'close'; readonly session: number }
   | { readonly type: 'logits'; readonly request: number; readonly tokens: Int32Array }
   | ({ readonly type: 'profile'; readonly request: number } & ProfileRequest)
+  /** `reset`: counts begin anew afterwards. */
+  | { readonly type: 'expert-stats'; readonly request: number; readonly reset: boolean }
+  /** Rows' experts are posted as `routing` from now on, or, once all of them are, no more. */
+  | { readonly type: 'record-routing'; readonly request: number; readonly on: boolean }
   | { readonly type: 'dispose' };
+
+/** Main side → worker, not announced: a `routing` message has been dealt with. */
+export interface RoutingTaken {
+  readonly type: 'routing-taken';
+}
 
 /** Main side → worker, not announced: the answer to a `read`. `bytes` where the target was not shared. */
 export interface ReadReply {
@@ -119,4 +136,7 @@ export type EngineEvent =
   | ({ readonly type: 'failed'; readonly request: number; readonly error: ErrorRecord } & Outcome)
   | { readonly type: 'logits'; readonly request: number; readonly logits: Float32Array }
   | { readonly type: 'profile'; readonly request: number; readonly profile?: Profile }
+  | { readonly type: 'expert-stats'; readonly request: number; readonly stats?: RunStatsSnapshot }
+  | ({ readonly type: 'routing' } & RoutingBlock)
+  | { readonly type: 'record-routing'; readonly request: number }
   | { readonly type: 'disposed' };

@@ -4,7 +4,10 @@
 /// <reference lib="esnext.disposable" preserve="true" />
 
 import type { DeviceBandwidth, RunProfile } from '../backend/backend.ts';
+import type { RunStatsSnapshot } from '../experts/stats.ts';
 import type { Plan, PlanOptions } from '../plan/plan.ts';
+import type { GivenTrace } from '../plan/routing.ts';
+import type { RoutingBlock } from './routing-recorder.ts';
 
 /** A message as chat templates take it. */
 export interface ChatMessage {
@@ -21,6 +24,18 @@ export interface LoadOptions extends PlanOptions {
   onProgress?(progress: { readonly bytesDone: number; readonly bytesTotal: number }): void;
   /** Ends the load, which then throws `signal.reason`. */
   readonly signal?: AbortSignal;
+  /**
+   * Counts what the model's experts do, for {@link Model.expertStats}; a model of which nothing can be counted is refused. Default:
+   * where experts are split between devices.
+   */
+  readonly expertStats?: boolean;
+  /** That {@link Model.recordRouting} is to come: a model whose routing cannot be recorded is refused before its weights are read. */
+  readonly recordRouting?: boolean;
+  /**
+   * For measurements, where experts are split: which experts rows take, whatever the model would choose. A run's rows take one
+   * token after the other, over and over again. What the model says then means nothing.
+   */
+  readonly routing?: GivenTrace;
 }
 
 /** How the next token is drawn. Absent values come from the file where it has them, else from the defaults named here. */
@@ -126,6 +141,25 @@ export interface Profile extends RunProfile {
   readonly bandwidth?: DeviceBandwidth;
 }
 
+/** What a model's experts did, in prompts and while decoding. */
+export interface ExpertStatistics extends RunStatsSnapshot {
+  /** Layers with experts of which nothing is known: a GPU has all of their experts, and tells nobody what it chooses. */
+  readonly notCounted: readonly number[];
+}
+
+/** Which experts rows of a model used: [rows, layers with experts, used], of each row and layer the best first. */
+export interface RoutedRows extends RoutingBlock {
+  readonly layers: number;
+  readonly used: number;
+}
+
+export interface RoutingRecording {
+  /** Layers with experts, experts of each of them, and how many of these a row uses. */
+  readonly shape: { readonly layers: number; readonly experts: number; readonly used: number };
+  /** Settles when all rows have been handed on. @throws what handing them on threw */
+  stop(): Promise<void>;
+}
+
 /** What a model is, in a few words; `plan` has the rest. */
 export interface ModelInfo {
   /** As the file says, else the file's name. */
@@ -184,6 +218,19 @@ export interface Model extends AsyncDisposable {
     tokens: readonly number[],
     options?: { readonly rows?: 'prompt' | 'step'; readonly repetitions?: number },
   ): Promise<Profile | undefined>;
+  /**
+   * What the model's experts did since it was loaded, or since the last reset: in prompts and while decoding, layer by layer.
+   * @param options `reset`: what was counted is forgotten afterwards
+   * @returns undefined where nothing is counted: see `LoadOptions.expertStats`
+   * @throws UsageError `usage` for a bad option
+   */
+  expertStats(options?: { readonly reset?: boolean }): Promise<ExpertStatistics | undefined>;
+  /**
+   * Hands on which experts every row uses that is run from now on, prompts and answers alike, some rows at a time in the order
+   * in which they are run. Nothing is run while more than a few calls of `onRows` are awaited. A recording ends the one before it.
+   * @throws Refusal `refused` for a model without experts, or with layers whose experts a GPU chooses by itself
+   */
+  recordRouting(onRows: (rows: RoutedRows) => void | Promise<void>): Promise<RoutingRecording>;
   /** Ends every generation and the workers, and gives the memory back. Twice is once. */
   dispose(): Promise<void>;
 }

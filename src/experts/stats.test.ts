@@ -1,19 +1,21 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { InternalError } from '../errors.ts';
-import { ExpertStats, entropyOf, totalOf } from './stats.ts';
+import { ExpertStats, entropyOf, RunStats, totalOf } from './stats.ts';
+import { type ExpertWatcher, watchedBy } from './watch.ts';
 
 test('what was counted is in the snapshot, which crosses a port', () => {
   const stats = new ExpertStats([3, 5], 4);
   // Two rows of two picks each, then one row.
-  stats.routed(3, [0, 1, 1, 2], 3);
-  stats.uploaded(3, 1000);
-  stats.waited(3, { roundTripMs: 0.25, cpuMs: 1, gpuMs: 0.5 });
+  stats.routed(3, [0, 1, 1, 2], { hits: 2, passed: 1 });
+  stats.brought(3, { experts: 1, bytes: 1000, to: 'slots' });
+  stats.brought(3, { experts: 2, bytes: 1500, to: 'run' });
+  stats.waited(3, { roundTripMs: 0.25, passMs: 0.5, cpuMs: 1 });
   stats.predicted(3, { predicted: 4, used: 3 });
   stats.routed(5, [3, 2, 3, 2]);
   stats.endStep(2);
-  stats.routed(3, [1, 0], 2);
-  stats.waited(3, { roundTripMs: 0.25, cpuMs: 0, gpuMs: 0.5 });
+  stats.routed(3, [1, 0], { hits: 2, passed: 0 });
+  stats.waited(3, { roundTripMs: 0.25, passMs: 0.5, cpuMs: 0 });
   stats.routed(5, [3, 2]);
   stats.endStep(1);
 
@@ -25,7 +27,8 @@ test('what was counted is in the snapshot, which crosses a port', () => {
     layer: 3,
     steps: 2,
     picks: 6,
-    hits: 5,
+    hits: 4,
+    passed: 1,
     misses: 1,
     wholeSteps: 1,
     uniqueExperts: 5,
@@ -36,13 +39,15 @@ test('what was counted is in the snapshot, which crosses a port', () => {
     entropyShare: entropyOf(Float64Array.of(2, 3, 1)) / 2,
     uploads: 1,
     uploadedBytes: 1000,
+    passes: 2,
+    passedBytes: 1500,
     predicted: 4,
     predictedUsed: 3,
-    wait: { roundTripMs: 0.5, cpuMs: 1, gpuMs: 1 },
+    wait: { roundTripMs: 0.5, passMs: 1, cpuMs: 1 },
   });
   assert.deepEqual([slotless.hits, slotless.misses, slotless.wholeSteps, slotless.uniqueExperts], [0, 0, 0, 4]);
   const total = totalOf(snapshot);
-  assert.deepEqual([total.picks, total.hits, total.uniqueExperts, total.load], [12, 5, 9, 2]);
+  assert.deepEqual([total.picks, total.hits, total.uniqueExperts, total.load], [12, 4, 9, 2]);
   assert.equal(total.entropyBits, (slotted.entropyBits + 1) / 2);
 });
 
@@ -60,4 +65,49 @@ test('nothing counted is nothing, not NaN', () => {
 
 test('a layer that nobody counts is an internal error', () => {
   assert.throws(() => new ExpertStats([0], 8).routed(1, [0]), InternalError);
+});
+
+/** A prompt of two rows that passes an expert, then steps of one row. */
+function tell(watcher: ExpertWatcher, steps: number): void {
+  watcher.began('prompt', 2);
+  watcher.routed(0, [0, 1, 1, 2], { hits: 1, passed: 2 });
+  watcher.brought(0, { experts: 1, bytes: 10, to: 'run' });
+  watcher.ended();
+  watcher.brought(0, { experts: 3, bytes: 30, to: 'slots' });
+  for (let step = 0; step < steps; step++) {
+    watcher.began('step', 1);
+    watcher.routed(0, [3, 0], { hits: 2, passed: 0 });
+    watcher.waited(0, { roundTripMs: 1, passMs: 0, cpuMs: 2 });
+    watcher.ended();
+  }
+}
+
+test('prompts and steps are counted apart, uploads after a run with that run, and a reset forgets all', () => {
+  const stats = new RunStats([0], 4);
+  tell(stats, 3);
+  const { prompt, step } = stats.snapshot();
+  assert.deepEqual([prompt.steps, prompt.rows, step.steps, step.rows], [1, 2, 3, 3]);
+  const counts = ({ layers: [layer] }: typeof prompt) => [layer.hits, layer.passed, layer.misses, layer.uploads];
+  assert.deepEqual(counts(prompt), [1, 2, 1, 3]);
+  assert.deepEqual(counts(step), [6, 0, 0, 0]);
+  assert.deepEqual(step.layers[0].wait, { roundTripMs: 3, passMs: 0, cpuMs: 6 });
+  stats.reset();
+  assert.deepEqual(stats.snapshot(), new RunStats([0], 4).snapshot());
+});
+
+test('a run that failed is no step', () => {
+  const stats = new RunStats([0], 4);
+  stats.began('step', 1);
+  stats.routed(0, [1, 2]);
+  tell(stats, 1);
+  assert.deepEqual([stats.snapshot().step.steps, stats.snapshot().step.rows], [1, 1]);
+});
+
+test('several watchers hear the same', () => {
+  const [one, two] = [new RunStats([0], 4), new RunStats([0], 4)];
+  assert.equal(watchedBy([]), undefined);
+  assert.equal(watchedBy([one]), one);
+  tell(watchedBy([one, two]) as ExpertWatcher, 2);
+  assert.deepEqual(one.snapshot(), two.snapshot());
+  assert.equal(one.snapshot().step.steps, 2);
 });

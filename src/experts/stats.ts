@@ -4,24 +4,21 @@
  */
 
 import { InternalError } from '../errors.ts';
+import type { Brought, ExpertWatcher, Found, LayerWait, RunMode } from './watch.ts';
 
-/** Milliseconds that a layer of a step took, as its executor saw them. */
-export interface LayerWait {
-  /** From the submission that finds the ids to having them on the host. */
-  readonly roundTripMs: number;
-  /** The misses, on the CPU. */
-  readonly cpuMs: number;
-  /** What the host then still waited for the GPU. */
-  readonly gpuMs: number;
-}
+export type { LayerWait } from './watch.ts';
 
 export interface LayerSnapshot {
   readonly layer: number;
   /** Steps in which the layer was run. */
   readonly steps: number;
-  /** Picks: a row's choices of an expert. Hits and misses add up to them where the layer has slots. */
+  /** Picks: a row's choices of an expert. Hits, passed and misses add up to them where the layer has slots. */
   readonly picks: number;
+  /** Of experts in slots. */
   readonly hits: number;
+  /** Of experts that were brought to the device for the run of a prompt alone. */
+  readonly passed: number;
+  /** Computed elsewhere. */
   readonly misses: number;
   /** Steps in which every expert lay in a slot. */
   readonly wholeSteps: number;
@@ -35,8 +32,12 @@ export interface LayerSnapshot {
   readonly entropyBits: number;
   /** Of log2 of the experts: 1: all alike. */
   readonly entropyShare: number;
+  /** Experts brought to slots, and their bytes where they came from. */
   readonly uploads: number;
   readonly uploadedBytes: number;
+  /** Experts brought for a run alone. */
+  readonly passes: number;
+  readonly passedBytes: number;
   /** Experts that were foreseen, and how many of these the layer then used. */
   readonly predicted: number;
   readonly predictedUsed: number;
@@ -61,16 +62,19 @@ interface LayerCounters {
   readonly pickedAt: Float64Array;
   steps: number;
   hits: number;
+  passed: number;
   misses: number;
   wholeSteps: number;
   uniqueExperts: number;
   uploads: number;
   uploadedBytes: number;
+  passes: number;
+  passedBytes: number;
   predicted: number;
   predictedUsed: number;
   roundTripMs: number;
+  passMs: number;
   cpuMs: number;
-  gpuMs: number;
 }
 
 export class ExpertStats {
@@ -88,9 +92,9 @@ export class ExpertStats {
   /**
    * A layer has chosen, once a step.
    * @param experts [picks] of all rows
-   * @param hits how many of the picks lay in a slot; absent: the layer has no slots
+   * @param found absent: the layer has no slots
    */
-  routed(layer: number, experts: ArrayLike<number>, hits?: number): void {
+  routed(layer: number, experts: ArrayLike<number>, found?: Found): void {
     const counters = this.#of(layer);
     const step = ++counters.steps;
     for (let index = 0; index < experts.length; index++) {
@@ -100,16 +104,23 @@ export class ExpertStats {
       counters.pickedAt[expert] = step;
       counters.uniqueExperts++;
     }
-    if (hits === undefined) return;
+    if (found === undefined) return;
+    const { hits, passed } = found;
     counters.hits += hits;
-    counters.misses += experts.length - hits;
+    counters.passed += passed;
+    counters.misses += experts.length - hits - passed;
     if (hits === experts.length) counters.wholeSteps++;
   }
 
-  uploaded(layer: number, bytes: number): void {
+  brought(layer: number, { experts, bytes, to }: Brought): void {
     const counters = this.#of(layer);
-    counters.uploads++;
-    counters.uploadedBytes += bytes;
+    if (to === 'slots') {
+      counters.uploads += experts;
+      counters.uploadedBytes += bytes;
+    } else {
+      counters.passes += experts;
+      counters.passedBytes += bytes;
+    }
   }
 
   /** Of a predictor's experts for a layer so many were used. */
@@ -119,11 +130,11 @@ export class ExpertStats {
     counters.predictedUsed += used;
   }
 
-  waited(layer: number, { roundTripMs, cpuMs, gpuMs }: LayerWait): void {
+  waited(layer: number, { roundTripMs, passMs, cpuMs }: LayerWait): void {
     const counters = this.#of(layer);
     counters.roundTripMs += roundTripMs;
+    counters.passMs += passMs;
     counters.cpuMs += cpuMs;
-    counters.gpuMs += gpuMs;
   }
 
   /** A run of the graph over so many rows has ended. */
@@ -148,6 +159,53 @@ export class ExpertStats {
   }
 }
 
+/** What was counted of a model's runs: a prompt's many rows and a step's few have nothing to do with each other. */
+export type RunStatsSnapshot = Readonly<Record<RunMode, ExpertStatsSnapshot>>;
+
+/** Counts what runs say. A run that fails counts for as far as it came, but is no step. */
+export class RunStats implements ExpertWatcher {
+  readonly #make: () => ExpertStats;
+  #stats: Readonly<Record<RunMode, ExpertStats>>;
+  #mode: RunMode = 'prompt';
+  #rows = 0;
+
+  /** @param experts of each layer */
+  constructor(layers: readonly number[], experts: number) {
+    this.#make = () => new ExpertStats(layers, experts);
+    this.#stats = { prompt: this.#make(), step: this.#make() };
+  }
+
+  began(mode: RunMode, rows: number): void {
+    this.#mode = mode;
+    this.#rows = rows;
+  }
+
+  routed(layer: number, ids: ArrayLike<number>, found?: Found): void {
+    this.#stats[this.#mode].routed(layer, ids, found);
+  }
+
+  waited(layer: number, wait: LayerWait): void {
+    this.#stats[this.#mode].waited(layer, wait);
+  }
+
+  brought(layer: number, brought: Brought): void {
+    this.#stats[this.#mode].brought(layer, brought);
+  }
+
+  ended(): void {
+    this.#stats[this.#mode].endStep(this.#rows);
+  }
+
+  snapshot(): RunStatsSnapshot {
+    return { prompt: this.#stats.prompt.snapshot(), step: this.#stats.step.snapshot() };
+  }
+
+  /** Begins anew. */
+  reset(): void {
+    this.#stats = { prompt: this.#make(), step: this.#make() };
+  }
+}
+
 function countersOf(layer: number, experts: number): LayerCounters {
   return {
     layer,
@@ -155,21 +213,24 @@ function countersOf(layer: number, experts: number): LayerCounters {
     pickedAt: new Float64Array(experts),
     steps: 0,
     hits: 0,
+    passed: 0,
     misses: 0,
     wholeSteps: 0,
     uniqueExperts: 0,
     uploads: 0,
     uploadedBytes: 0,
+    passes: 0,
+    passedBytes: 0,
     predicted: 0,
     predictedUsed: 0,
     roundTripMs: 0,
+    passMs: 0,
     cpuMs: 0,
-    gpuMs: 0,
   };
 }
 
 function layerSnapshot({ picks, ...counters }: LayerCounters): LayerSnapshot {
-  const { roundTripMs, cpuMs, gpuMs, pickedAt: _, ...counted } = counters;
+  const { roundTripMs, passMs, cpuMs, pickedAt: _, ...counted } = counters;
   const all = picks.reduce((sum, count) => sum + count, 0);
   const entropyBits = entropyOf(picks);
   return {
@@ -179,7 +240,7 @@ function layerSnapshot({ picks, ...counters }: LayerCounters): LayerSnapshot {
     busierHalfShare: busierHalf(picks),
     entropyBits,
     entropyShare: picks.length > 1 ? entropyBits / Math.log2(picks.length) : 0,
-    wait: { roundTripMs, cpuMs, gpuMs },
+    wait: { roundTripMs, passMs, cpuMs },
   };
 }
 
@@ -213,6 +274,7 @@ export function totalOf({ layers }: ExpertStatsSnapshot): Omit<LayerSnapshot, 'l
     steps: sum(({ steps }) => steps),
     picks: sum(({ picks }) => picks),
     hits: sum(({ hits }) => hits),
+    passed: sum(({ passed }) => passed),
     misses: sum(({ misses }) => misses),
     wholeSteps: sum(({ wholeSteps }) => wholeSteps),
     uniqueExperts: sum(({ uniqueExperts }) => uniqueExperts),
@@ -222,12 +284,14 @@ export function totalOf({ layers }: ExpertStatsSnapshot): Omit<LayerSnapshot, 'l
     entropyShare: mean(({ entropyShare }) => entropyShare),
     uploads: sum(({ uploads }) => uploads),
     uploadedBytes: sum(({ uploadedBytes }) => uploadedBytes),
+    passes: sum(({ passes }) => passes),
+    passedBytes: sum(({ passedBytes }) => passedBytes),
     predicted: sum(({ predicted }) => predicted),
     predictedUsed: sum(({ predictedUsed }) => predictedUsed),
     wait: {
       roundTripMs: sum(({ wait }) => wait.roundTripMs),
+      passMs: sum(({ wait }) => wait.passMs),
       cpuMs: sum(({ wait }) => wait.cpuMs),
-      gpuMs: sum(({ wait }) => wait.gpuMs),
     },
   };
 }

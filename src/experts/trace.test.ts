@@ -27,20 +27,25 @@ for (const [experts, bytes] of [
     const shape = { layers: 3, experts, used: 2, model: 'a model', expertBytes: 1000 };
     const written: Uint8Array[] = [];
     const writer = new TraceWriter(shape, (part) => void written.push(part));
-    const steps = [1, 5, 1, 0, 2].map((rows) => Array.from({ length: 3 }, () => picks(next, rows, 2, experts)));
-    steps[0][1] = [experts - 1, 0];
-    for (const step of steps) await writer.step(step);
+    const tokens = Array.from({ length: 9 }, () => Array.from({ length: 3 }, () => picks(next, 1, 2, experts)));
+    tokens[0][1] = [experts - 1, 0];
+    for (const [first, end] of [
+      [0, 1],
+      [1, 6],
+      [6, 6],
+      [6, 9],
+    ]) {
+      await writer.add(tokens.slice(first, end).flat(2));
+    }
+    assert.equal(writer.tokens, 9);
     const ids = new Uint8Array(await new Blob(written as Uint8Array<ArrayBuffer>[]).arrayBuffer());
     assert.equal(ids.length, 9 * 3 * 2 * bytes);
 
-    const trace = await RoutingTrace.open(traceSource(writer.shape(), ids));
+    const trace = await RoutingTrace.open(traceSource(writer.json(), ids));
     assert.deepEqual(trace.shape, { ...shape, tokens: 9 });
-    const expected = steps.flatMap((step) =>
-      Array.from({ length: step[0].length / 2 }, (_, row) => step.map((layer) => layer.slice(2 * row, 2 * row + 2))),
-    );
     const all = await trace.read(0, 9);
     const some = await trace.read(4, 3);
-    for (const [token, layers] of expected.entries()) {
+    for (const [token, layers] of tokens.entries()) {
       for (const [layer, used] of layers.entries()) {
         assert.deepEqual([...all.ids(token, layer)], used);
         if (token >= 4 && token < 7) assert.deepEqual([...some.ids(token, layer)], used);
@@ -162,24 +167,7 @@ describe('a damaged or hostile trace is a named error', () => {
 
 test('a writer refuses what is not of its shape', async () => {
   const writer = new TraceWriter({ layers: 2, experts: 4, used: 2 }, () => {});
-  for (const step of [
-    [],
-    [[0, 1]],
-    [[0, 1], [2]],
-    [
-      [0, 1],
-      [2, 3, 0, 1],
-    ],
-    [
-      [0, 1],
-      [2, 4],
-    ],
-    [
-      [0, 1],
-      [2, -1],
-    ],
-    [[0], [1]],
-  ]) {
-    await assert.rejects(writer.step(step), InternalError);
+  for (const ids of [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3, 0, 1], [0, 1, 2, 4], [0, 1, 2, -1], [0, 1, 2, Number.NaN]]) {
+    await assert.rejects(writer.add(ids), InternalError, ids.join());
   }
 });

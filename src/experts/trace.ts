@@ -58,6 +58,11 @@ export class TraceBlock {
     this.#used = used;
   }
 
+  /** [tokens, layers, used] */
+  get all(): Uint16Array {
+    return this.#ids;
+  }
+
   /** [used] The experts of a layer at a token of the block, counted within the trace; the best first. */
   ids(token: number, layer: number): Uint16Array {
     const at = ((token - this.first) * this.#layers + layer) * this.#used;

@@ -175,15 +175,15 @@ describe('slots', () => {
 
   test('a prompt takes as many pairs to the CPU as its rows may leave there', () => {
     const used = 8;
-    for (const [policy, size, passingRows, hostPairs] of [
-      ['slru', { kind: 'percent', percent: 50 }, 16, 128 * 15],
+    for (const [policy, size, passes, hostPairs] of [
+      ['slru', { kind: 'percent', percent: 50 }, 'balanced', 4096],
       // All of a prompt passes through the GPU, only steps go to the CPU.
-      ['static', { kind: 'percent', percent: 50 }, 1, 64 * used],
-      ['static', 'none', 16, 128 * 15],
+      ['static', { kind: 'percent', percent: 50 }, 'all', 64 * used],
+      ['static', 'none', 'balanced', 4096],
     ] as const) {
       const made = planned(large, { policy, size });
-      assert.deepEqual([made.passingRows, made.hostPairs], [passingRows, hostPairs]);
-      assert.equal(made.uploads, policy === 'static' ? 0 : 1);
+      assert.deepEqual([made.passes, made.hostPairs], [passes, hostPairs]);
+      assert.equal(made.uploads, policy === 'static' ? 0 : 8);
     }
   });
 });

@@ -11,7 +11,7 @@ import type { PolicyName } from '../experts/policies.ts';
 import { type CacheSize, cacheStatus, parseExpertCache, recommendedSlots, slotsOfSize } from '../experts/size.ts';
 import type { Weights } from '../model/weights.ts';
 import type { PlanRequest } from './placer.ts';
-import type { PlannedExperts } from './plan.ts';
+import type { Plan, PlannedExperts } from './plan.ts';
 
 /** Slots of a slab that experts of a prompt pass through: enough that the device is busy while the next ones come. */
 const PASSING = 32;
@@ -133,6 +133,7 @@ export function planExperts(
     experts: pairs,
     recommended,
     status: cacheStatus({ slots, recommended, asked: size === undefined ? recommended : total }),
+    first: request.options.expertUses === undefined ? 'evenly' : 'most used',
     uploads: policy === 'static' ? 0 : UPLOADS,
     passes,
     hostPairs: Math.max(MAX_STEP_ROWS * used, passes === 'all' ? 0 : Math.min(promptRows * used, HOST_PAIRS)),
@@ -162,6 +163,36 @@ function slabsFor(
     if (slabs.every((slab) => slab.slots <= room)) return slabs;
     if (count === layers.length) return slabs.map((slab) => ({ ...slab, slots: Math.min(slab.slots, room) }));
   }
+}
+
+/**
+ * That what is said of how often experts are used is of this model's experts, and of use.
+ * @throws UsageError `usage`
+ */
+export function checkUses({ options, spec }: PlanRequest, made: Plan): void {
+  const { expertUses: uses } = options;
+  if (uses === undefined) return;
+  const refuse = (why: string) =>
+    new UsageError(`expertUses (--expert-uses): ${why}`, { data: { option: 'expertUses' } });
+  const layers = spec.layers.flatMap(({ feedForward }) =>
+    feedForward.kind === 'moe' ? [feedForward.moe.experts] : [],
+  );
+  if (uses.length !== layers.length || uses.some(({ length }, layer) => length !== layers[layer])) {
+    const [found, expected] = [uses.map(({ length }) => length), layers].map((experts) => {
+      const each = [...new Set(experts)].join(' or ');
+      return `${experts.length} layers of ${each === '' ? 'no' : each} experts`;
+    });
+    throw refuse(`found ${found}, expected ${expected}; they were counted of another model`);
+  }
+  // Where `auto` has found no GPU for it, that is said already.
+  if (made.deviceReason !== undefined) return;
+  if (made.experts === undefined) {
+    throw refuse(
+      'of use only where experts are split between GPU and CPU; leave it out, or split them (--expert-cache)',
+    );
+  }
+  if (made.experts.slots === 0)
+    throw refuse('no expert has a slot on the GPU; leave it out, or give it some (--expert-cache)');
 }
 
 /**

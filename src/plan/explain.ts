@@ -74,12 +74,14 @@ function devices(plan: Plan): Row[] {
 /** How experts are split, in two lines. */
 function experts({ experts: split }: Plan): Row[] {
   if (split === undefined) return [];
-  const { policy, slots, experts: all, recommended, status, uploads, passes } = split;
+  const { policy, slots, experts: all, recommended, status, first, uploads, passes } = split;
   const share = Math.round((slots / all) * 100);
+  const begin = first === 'evenly' ? 'as many of each layer' : 'the most used';
+  const change = uploads > 0 ? `at first ${begin}, at most ${showCount(uploads)} brought there a step` : begin;
   const held =
     slots === 0
       ? 'none on the GPU'
-      : `${showCount(slots)} of ${showCount(all)} on the GPU (${share}%, ${policy}${uploads > 0 ? `, at most ${showCount(uploads)} brought there a step` : ''})`;
+      : `${showCount(slots)} of ${showCount(all)} on the GPU (${share}%, ${policy}, ${change})`;
   const verdict = slots === 0 ? '' : `; ${showCount(recommended)} are recommended: ${status}`;
   const prompts =
     passes === 'all'

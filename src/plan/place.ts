@@ -7,7 +7,7 @@ import type { Graph } from '../model/graph.ts';
 import type { Weights } from '../model/weights.ts';
 import { chooseContext, doesNotFit } from './context.ts';
 import { adapterNumber, gpuUse, placementFor, reasonOf } from './devices.ts';
-import { type ExpertChoice, expertChoice, planExperts } from './experts.ts';
+import { checkUses, type ExpertChoice, expertChoice, planExperts } from './experts.ts';
 import {
   type Chosen,
   type Cut,
@@ -43,6 +43,12 @@ export interface Placing {
  * UsageError `usage` for a value that no plan can hold. With device `auto` what the GPU refuses goes to the CPU.
  */
 export function plan(request: PlanRequest): Plan {
+  const made = planDevices(request);
+  checkUses(request, made);
+  return made;
+}
+
+function planDevices(request: PlanRequest): Plan {
   const { options, platform, spec } = request;
   const { device, gpuLayers, reason } = placementFor(options, platform);
   const layers = spec.layers.length;

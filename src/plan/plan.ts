@@ -33,6 +33,11 @@ export interface PlanOptions {
   readonly expertCache?: string;
   /** Leaves the experts of the layers on the GPU to the CPU: all, or those of the first so many layers. */
   readonly cpuMoe?: true | number;
+  /**
+   * How often experts were used, [layers with experts][experts]: which of them have slots at first, the most used, and with
+   * `static` for good. Default: as many of each layer as of any other. Of use where experts are split.
+   */
+  readonly expertUses?: readonly ArrayLike<number>[];
   /** Whether the GPU's driver checks bounds and commands although every kernel was tested without: slower. Default false. */
   readonly gpuChecks?: boolean;
   /** Worker threads of the CPU pool; default: the cores the platform offers. */
@@ -118,6 +123,8 @@ export interface PlannedExperts {
   readonly recommended: number;
   /** `budget exhausted`: there are fewer because the memory does not hold more. */
   readonly status: 'ok' | 'below recommended' | 'budget exhausted';
+  /** Which have slots at first: as many of each layer as of any other, or the most used by what is known of it. */
+  readonly first: 'evenly' | 'most used';
   /** Experts that are brought to slots in a step, at the most. */
   readonly uploads: number;
   /**

@@ -100,6 +100,38 @@ describe('parts of a model', () => {
     assert.ok(error <= MOST_RMS, `the first layer's rows have a relative RMS of ${error}`);
   });
 
+  test('tell of a run as one: its beginning, every layer with experts, its end', async () => {
+    const tokens = i32Of(readSafetensors(familyFile('glm4moe', 'expected.safetensors')), 'tokens').subarray(0, 5);
+    const told = (given: Parameters<typeof withDevice>[1]) =>
+      withDevice(path, given, async (model) => {
+        const events: unknown[] = [];
+        model.executable.watch?.({
+          began: (mode, rows) => events.push([mode, rows]),
+          routed: (layer, ids) => events.push([layer, ...Array.from(ids)]),
+          waited: () => events.push('waited'),
+          brought: () => events.push('brought'),
+          ended: () => events.push('ended'),
+        });
+        await runTokens(model, tokens, 0, 'prompt');
+        await runTokens(model, [tokens[0] as number], 5, 'step');
+        model.executable.watch?.(undefined);
+        await runTokens(model, [tokens[0] as number], 6, 'step');
+        return events;
+      });
+    const whole = await told({ ...options, device: 'reference' });
+    const layers = (await layersOfFile('glm4moe')) - 1;
+    assert.equal(whole.length, 2 * (layers + 2), 'the first layer is dense; nothing is told to nobody');
+    for (const border of [1, 2]) {
+      for (const order of [
+        ['cpu', 'reference'],
+        ['reference', 'cpu'],
+      ] as const) {
+        const own = order.map((device, index): Cut => ({ device, end: index === 0 ? border : 3 }));
+        assert.deepEqual(await told({ ...options, cuts: own }), whole, order.join());
+      }
+    }
+  });
+
   test('are loaded one after the other, with one progress, and given back when a later one fails', async () => {
     const file = await openModelFile(await nodeModelSource(path));
     try {

@@ -5,20 +5,14 @@
 
 import assert from 'node:assert/strict';
 import { after, test } from 'node:test';
+import type { Plan } from '../../src/plan/plan.ts';
 import { random } from '../conformance/support/blocks.ts';
 import { type MoeCase, spec } from '../conformance/support/moe-cases.ts';
 import { rowsStep } from '../conformance/support/tiny-graph.ts';
 import { relativeRms } from '../support/device.ts';
 import { closeGpuTestDevice, gpuTestDevice } from '../support/gpu.ts';
-import {
-  ChosenRouting,
-  expectedOf,
-  prepareSplit,
-  type SplitModel,
-  splitLayers,
-  TABLE_ROWS,
-  tableOf,
-} from '../support/split-layers.ts';
+import { PickCounter } from '../support/pick-counter.ts';
+import { ChosenRouting, expectedOf, prepareSplit, splitLayers, TABLE_ROWS, tableOf } from '../support/split-layers.ts';
 
 const given: MoeCase = { hidden: 32, moe: spec(8, 2, 32), formats: {} };
 /** F32 weights and activations: only the order of sums is left. Another expert's weights are off by the result's size. */
@@ -49,12 +43,18 @@ interface Storm {
   readonly prompts: number;
 }
 
-async function storm({ layers, cache, runs, prompts }: Storm): Promise<SplitModel> {
+async function storm({
+  layers,
+  cache,
+  runs,
+  prompts,
+}: Storm): Promise<{ readonly plan: Plan; readonly picks: PickCounter }> {
   const tiny = splitLayers(given, layers);
   const expected = await expectedOf(tiny);
   const routing = new ChosenRouting();
   const gpu = await gpuTestDevice();
   const model = await prepareSplit(tiny, { expertCache: cache, context: 256, batch: 64, threads: 1 }, { gpu, routing });
+  const picks = PickCounter.of(model.executable);
   const { hidden } = given;
   const table = tableOf(tiny);
   const next = random(layers);
@@ -72,24 +72,24 @@ async function storm({ layers, cache, runs, prompts }: Storm): Promise<SplitMode
       );
       assert.ok(error <= MOST_RMS, `${cache}, run ${run}, ${mode} of ${rows} rows: a relative RMS of ${error}`);
     }
-    return model;
+    return { plan: model.plan, picks };
   } finally {
     await model.executable.dispose();
   }
 }
 
 test('10,000 runs of a layer through one slot', async () => {
-  const { executable, plan } = await storm({ layers: 1, cache: 'slru:1', runs: 10_000, prompts: 100 });
+  const { picks, plan } = await storm({ layers: 1, cache: 'slru:1', runs: 10_000, prompts: 100 });
   assert.equal(plan.experts?.slots, 1);
-  const { hits = 0, misses = 0, passed = 0, stops } = executable.splitTimes ?? {};
+  const { hits, misses, passed, stops } = picks;
   assert.equal(stops, 10_000);
   // It was of use, and far too small.
   assert.ok(hits > 1_000 && misses > 10_000 && passed > 500, `${hits} hits, ${misses} misses, ${passed} passed`);
 });
 
 test('600 runs of three layers that share a few slots', async () => {
-  const { executable, plan } = await storm({ layers: 3, cache: 'lfu:5', runs: 600, prompts: 20 });
+  const { picks, plan } = await storm({ layers: 3, cache: 'lfu:5', runs: 600, prompts: 20 });
   assert.deepEqual(plan.experts?.slabs, [{ layers: [0, 1, 2], slots: 5, passing: 8 }]);
-  const { hits = 0, misses = 0, passed = 0 } = executable.splitTimes ?? {};
+  const { hits, misses, passed } = picks;
   assert.ok(hits > 1_000 && misses > 1_000 && passed > 500, `${hits} hits, ${misses} misses, ${passed} passed`);
 });

@@ -20,6 +20,7 @@ import {
 } from '../support/device.ts';
 import { familyFile } from '../support/families.ts';
 import { closeGpuTestDevice, gpuTestDevice } from '../support/gpu.ts';
+import { PickCounter } from '../support/pick-counter.ts';
 import { f32Of, i32Of, readSafetensors } from '../support/safetensors.ts';
 
 /** Weights are BF16 and F32 and the cache is f32: only the order of sums is left, on either device. */
@@ -195,6 +196,7 @@ for (const { family, experts, options } of cases) {
             assert.equal(split?.slots, slots);
             const stays = own.expertCache?.startsWith('static') === true;
             assert.equal(reproducible, stays);
+            const picks = PickCounter.of(model.executable);
             let before: Logits | undefined;
             // The second time slots hold what the first has left there.
             for (const way of [...ways, ...ways]) {
@@ -210,7 +212,7 @@ for (const { family, experts, options } of cases) {
               }
               before = found;
             }
-            const { hits = 0, misses = 0, passed = 0 } = model.executable.splitTimes ?? {};
+            const { hits, misses, passed } = picks;
             const inSlots = slots === split?.experts;
             assert.equal(hits > 0, slots > 0);
             assert.equal(misses > 0, !inSlots);

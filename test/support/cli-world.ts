@@ -2,7 +2,17 @@
 
 import { PassThrough } from 'node:stream';
 import type { Context, Library } from '../../src/cli/context.ts';
-import type { GenerateOptions, LoadOptions, Model, Part, Profile, Prompt, Session } from '../../src/engine/types.ts';
+import type {
+  ExpertStatistics,
+  GenerateOptions,
+  LoadOptions,
+  Model,
+  Part,
+  Profile,
+  Prompt,
+  RoutedRows,
+  Session,
+} from '../../src/engine/types.ts';
 import type { SourceInput } from '../../src/format/source.ts';
 import type { Plan } from '../../src/plan/plan.ts';
 
@@ -36,14 +46,26 @@ export interface Asked {
   readonly load: LoadOptions;
   readonly prompts: { prompt: Prompt; options: GenerateOptions }[];
   readonly profiles: { readonly tokens: number; readonly rows: string }[];
+  /** Whether statistics were reset, asked by asked. */
+  readonly stats: boolean[];
   sessions: number;
   disposed: number;
 }
 
-/** A model whose answer to a prompt is what `answer` yields; it keeps what it was asked. @param profile what it tells of its time */
+/** What a fake model tells beside its answers. */
+export interface Told {
+  /** Where its time goes. */
+  readonly profile?: Profile;
+  /** What its experts did. */
+  readonly experts?: ExpertStatistics;
+  /** Ids that each of its answers hands on, of two layers of four experts, one used. */
+  readonly routing?: readonly number[];
+}
+
+/** A model whose answer to a prompt is what `answer` yields; it keeps what it was asked. */
 export function fakeLibrary(
   answer: (prompt: Prompt, options: GenerateOptions) => AsyncIterable<string> | Iterable<string>,
-  profile?: Profile,
+  { profile, experts, routing }: Told = {},
 ) {
   const asked: Asked[] = [];
   const library: Library = {
@@ -51,8 +73,9 @@ export function fakeLibrary(
       return { plan, info: { name: 'fake', architecture: 'fake', parameters: 1, context: 64, vocabulary: 100 } };
     },
     async load(source, load = {}) {
-      const record: Asked = { source, load, prompts: [], profiles: [], sessions: 0, disposed: 0 };
+      const record: Asked = { source, load, prompts: [], profiles: [], stats: [], sessions: 0, disposed: 0 };
       asked.push(record);
+      let onRows: ((rows: RoutedRows) => void | Promise<void>) | undefined;
       load.onProgress?.({ bytesDone: 50, bytesTotal: 100 });
       load.onProgress?.({ bytesDone: 100, bytesTotal: 100 });
       const model: Partial<Model> = {
@@ -61,13 +84,25 @@ export function fakeLibrary(
         session: () => {
           record.sessions++;
           return {
-            generate: (prompt: Prompt, options: GenerateOptions = {}) => generate(record, prompt, options),
+            async *generate(prompt: Prompt, options: GenerateOptions = {}) {
+              const ids = Uint16Array.from(routing ?? []);
+              await onRows?.({ rows: ids.length / 2, ids, layers: 2, used: 1 });
+              yield* generate(record, prompt, options);
+            },
             dispose: async () => {},
           } as unknown as Session;
         },
         async profile(tokens, { rows = 'prompt' } = {}) {
           record.profiles.push({ tokens: tokens.length, rows });
           return profile;
+        },
+        async expertStats({ reset = false } = {}) {
+          record.stats.push(reset);
+          return experts;
+        },
+        async recordRouting(to) {
+          onRows = to;
+          return { shape: { layers: 2, experts: 4, used: 1 }, stop: async () => {} };
         },
         async dispose() {
           record.disposed++;

@@ -1,6 +1,7 @@
 /** The CPU as a device: WebAssembly kernels on a pool of workers over shared memories. */
 
 import { DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
+import type { ExpertWatcher } from '../../experts/watch.ts';
 import type { Graph } from '../../model/graph.ts';
 import { type RopeTable, ropeAngles, ropeTable } from '../../model/rope.ts';
 import type { ModelSpec } from '../../model/spec.ts';
@@ -98,6 +99,7 @@ class CpuExecutable implements Executable {
   readonly #graph: Graph;
   readonly #ropes: readonly RopeState[];
   #rows = 0;
+  #watcher: ExpertWatcher | undefined;
   #disposed = false;
 
   constructor({ spec, plan, graph }: PrepareRequest, program: CpuProgram, pool: Pool) {
@@ -126,6 +128,7 @@ class CpuExecutable implements Executable {
     checkStep(step, this.#plan, this.#spec.vocabulary);
     this.#write(step);
     this.#rows = step.tokens.length;
+    this.#watcher?.began(step.mode, step.tokens.length);
     this.#pool.run(step.tokens.length, step.wanted.length);
     const { mode, tokens, positions } = step;
     throwFault(this.#pool, `the ${mode} of ${tokens.length} rows from position ${positions[0]} on`, {
@@ -135,7 +138,13 @@ class CpuExecutable implements Executable {
     const { outgoing, logits } = this.#graph;
     const given = outgoing === undefined ? this.#read(logits, step.wanted.length) : this.#read(outgoing, this.#rows);
     this.#requireFinite(given, step);
+    this.#watcher?.ended();
     return given;
+  }
+
+  watch(watcher: ExpertWatcher | undefined): void {
+    this.#watcher = watcher;
+    this.#pool.onRouted = watcher && ((layer, ids) => watcher.routed(layer, ids));
   }
 
   /** A named value of the last run, where no later one has taken its place. */

@@ -112,6 +112,11 @@ export class Pool {
     return this.#own.control;
   }
 
+  /** Told of every choice of experts, on this thread, while others wait: see `Runner.onRouted`. */
+  set onRouted(listener: Runner['onRouted']) {
+    this.#own.runner.onRouted = listener;
+  }
+
   /** One run over `rows` rows, of which `wanted` logits are wanted. Everything it reads lies in arena 0 already. */
   run(rows: number, wanted: number): void {
     this.#start(Command.run, rows | (wanted << UPPER_SHIFT))();

@@ -1,6 +1,7 @@
 /** One worker's view of a program: a kernel instance for each arena, and the loop over stages that all workers run in step. */
 
 import { type Control, Fault } from './control.ts';
+import { type Choice, choicesOf } from './kernels/experts.ts';
 import { makeTask } from './kernels/index.ts';
 import type { CpuProgram, Place, Space } from './program.ts';
 import type { Arena, Kernels, RunningTask, StepShape, WorkerView } from './task.ts';
@@ -8,6 +9,8 @@ import type { Arena, Kernels, RunningTask, StepShape, WorkerView } from './task.
 interface RunningStage {
   readonly space: Space;
   readonly tasks: readonly RunningTask[];
+  /** Choices of experts that stand when it is done. */
+  readonly choices: readonly Choice[];
 }
 
 export class Runner implements WorkerView {
@@ -21,6 +24,11 @@ export class Runner implements WorkerView {
   readonly #places: readonly { readonly place: { offset: number }; readonly shared: number; readonly alone: number }[];
   #alone = false;
   onCrash: (error: unknown) => void = () => {};
+  /**
+   * Told what a layer has chosen, [rows · used], valid during the call, as soon as this worker knows that it stands. Absent:
+   * nobody looks.
+   */
+  onRouted: ((layer: number, ids: Int32Array) => void) | undefined;
 
   constructor(options: {
     readonly control: Control;
@@ -51,7 +59,11 @@ export class Runner implements WorkerView {
         alone: scratchOf(0) + (place.alone as number),
       }));
     this.#sections = sections.map((stages) =>
-      stages.map(({ space, tasks }) => ({ space, tasks: tasks.map((task) => makeTask(task, this)) })),
+      stages.map(({ space, tasks }) => ({
+        space,
+        tasks: tasks.map((task) => makeTask(task, this)),
+        choices: choicesOf(tasks),
+      })),
     );
   }
 
@@ -84,8 +96,22 @@ export class Runner implements WorkerView {
       }
       if (!alone) this.control.barrier(workers);
       open = alone;
+      if (this.onRouted !== undefined && stage.choices.length > 0) this.#tell(stage.choices, this.onRouted);
     }
     if (open) this.control.barrier(workers);
+  }
+
+  /** What reads the choices comes in the next stage, and this worker's own share of that is not done: nothing has taken their place. */
+  #tell(choices: readonly Choice[], listener: NonNullable<Runner['onRouted']>): void {
+    try {
+      for (const { layer, ids, used } of choices) {
+        listener(layer, this.home.i32.subarray(ids.offset / 4, ids.offset / 4 + this.step.rows * used));
+      }
+    } catch (error) {
+      // The others wait at the next barrier.
+      this.control.fault(Fault.crash, -1);
+      this.onCrash(error);
+    }
   }
 
   /** Points every place that has a copy for runs of one row at that copy, or back. */

@@ -1,6 +1,7 @@
 /** The GPU as a device: WGSL kernels through WebGPU. What a step needs stays on the device; tokens or logits come back. */
 
 import { DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
+import type { ExpertWatcher } from '../../experts/watch.ts';
 import { platform } from '../../platform/index.ts';
 import type { Platform } from '../../platform/platform.ts';
 import type { Backend, DeviceBandwidth, Executable, PrepareRequest, RunProfile, Step } from '../backend.ts';
@@ -21,6 +22,7 @@ import type { GpuRow } from './row.ts';
 import { gpuRows } from './rows.ts';
 import { makeSplit } from './split.ts';
 import type { SplitRun } from './split-run.ts';
+import { timeSplit } from './split-time.ts';
 import { writeStep } from './step-buffer.ts';
 import { storeOnGpu } from './store.ts';
 
@@ -93,10 +95,6 @@ function notFinite({ mode, positions, tokens }: Step, layer: number, what: strin
 
 export class GpuExecutable implements Executable {
   readonly bytes: number;
-  /** Where experts are split: where its runs' time has gone. */
-  get splitTimes(): Executable['splitTimes'] {
-    return this.#split?.times;
-  }
   /** Where the device has the whole model. */
   readonly drawer: GpuDrawer | undefined;
   readonly #request: PrepareRequest;
@@ -209,8 +207,16 @@ export class GpuExecutable implements Executable {
 
   /** How long each dispatch of a step takes by the device's clock; the step is run. Absent without timestamps. */
   async time(step: Step): Promise<DispatchTime[] | undefined> {
+    const split = this.#split;
     const { shape } = this.#begin(step);
-    return this.#recorder.time(step.mode, shape);
+    if (split === undefined) return this.#recorder.time(step.mode, shape);
+    const made = { gpu: this.#gpu, recorder: this.#recorder, program: this.#program };
+    return timeSplit({ ...made, split, mode: step.mode, shape, run: () => this.run(step) });
+  }
+
+  /** Of layers whose experts are split: what others choose, nobody reads. */
+  watch(watcher: ExpertWatcher | undefined): void {
+    if (this.#split !== undefined) this.#split.watcher = watcher;
   }
 
   profile(step: Step, repetitions: number): Promise<RunProfile> {

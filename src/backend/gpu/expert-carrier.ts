@@ -57,9 +57,6 @@ export class ExpertCarrier implements Carrier {
   readonly #stagings: readonly Staging[];
   readonly #raw: GPUBuffer;
   #next = 0;
-  /** Experts and bytes brought so far. */
-  experts = 0;
-  bytesBrought = 0;
 
   private constructor(
     options: CarrierOptions,
@@ -157,6 +154,10 @@ export class ExpertCarrier implements Carrier {
     return this.#load(placings);
   }
 
+  expertBytes(layer: number): number {
+    return bytesOf(this.#partsOf(layer));
+  }
+
   #partsOf(layer: number): readonly Part[] {
     return this.#parts.get(layer) as readonly Part[];
   }
@@ -189,8 +190,6 @@ export class ExpertCarrier implements Carrier {
         gpu.check();
         while (jobs.length < pieces.length) copyNext();
         this.#send(staging, jobs, at);
-        this.experts += placings.length;
-        this.bytesBrought += at;
       },
     };
   }

@@ -129,9 +129,16 @@ export class Recorder {
   recordRange(
     encoder: GPUCommandEncoder,
     mode: Mode,
-    { run, first, end }: { readonly run: RunShape; readonly first: number; readonly end: number },
+    range: {
+      readonly run: RunShape;
+      readonly first: number;
+      readonly end: number;
+      /** Where the device writes when the pass begins and ends. */
+      readonly timestampWrites?: GPUComputePassTimestampWrites;
+    },
   ): void {
-    const pass = encoder.beginComputePass();
+    const { run, first, end, timestampWrites } = range;
+    const pass = encoder.beginComputePass({ timestampWrites });
     this.dispatches += this.#fill(pass, this.#recorded[mode].slice(first, end), run);
     pass.end();
   }

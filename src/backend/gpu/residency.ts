@@ -45,6 +45,8 @@ export interface Carrier {
   destroy(): void;
   /** Settles when nothing is on its way any more. */
   settled(): Promise<void>;
+  /** Bytes that an expert of a layer has on its way. */
+  expertBytes(layer: number): number;
   /** Bytes on the device. */
   readonly bytes: number;
 }

@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { random } from '../../../test/conformance/support/blocks.ts';
-import { chosenOf, type Group, pairsOf, rowsOf, throughDevice } from './split-choice.ts';
+import { Balance, chosenOf, type Group, pairsOf, rowsOf } from './split-choice.ts';
 
 /** Choices [rows · used] of all kinds: even ones, ones where most rows choose the same, and of experts that nobody chooses. */
 function* choices(): Generator<{ readonly rows: number; readonly used: number; readonly experts: number } & Chosen> {
@@ -79,27 +79,47 @@ describe('a choice', () => {
 describe('of absent experts', () => {
   const all = (groups: readonly Group[]) => groups.map(({ expert }) => expert).sort((a, b) => a - b);
 
-  test('those pass through the device that many rows chose, and those for which the host has no room', () => {
+  test('all pass through the device where that is planned', () => {
     for (const { ids, ...shape } of choices()) {
       const { groups } = groupsFor(ids, shape);
-      for (const passingRows of [1, 2, 16, 1000]) {
-        for (const hostPairs of [0, 1, 5, 64, 10_000]) {
-          const { passing, rest } = throughDevice(groups, { passingRows, hostPairs });
-          assert.deepEqual(all([...passing, ...rest]), all(groups));
-          assert.ok(pairsOf(rest) <= hostPairs, `${pairsOf(rest)} pairs of at most ${hostPairs}`);
-          assert.ok(rest.every(({ pairs }) => pairs.length < passingRows));
-          // The one of the fewest rows that passes has many, or would be too much for the host.
-          const last = passing.at(-1);
-          if (last === undefined) continue;
-          assert.ok(last.pairs.length >= passingRows || pairsOf(rest) + last.pairs.length > hostPairs);
-          assert.ok(rest.every(({ pairs }) => pairs.length <= last.pairs.length));
-        }
+      assert.deepEqual(new Balance({ passes: 'all', hostPairs: 0 }).share(groups), { passing: groups, rest: [] });
+    }
+  });
+
+  test('those of most rows pass, until the others take the CPU no longer, and fit what it has room for', () => {
+    for (const { ids, ...shape } of choices()) {
+      const { groups } = groupsFor(ids, shape);
+      for (const hostPairs of [0, 1, 5, 64, 10_000]) {
+        const { passing, rest } = new Balance({ passes: 'balanced', hostPairs }).share(groups);
+        assert.deepEqual(all([...passing, ...rest]), all(groups));
+        assert.ok(pairsOf(rest) <= hostPairs, `${pairsOf(rest)} pairs of at most ${hostPairs}`);
+        const least = passing.at(-1)?.pairs.length ?? Number.POSITIVE_INFINITY;
+        assert.ok(rest.every(({ pairs }) => pairs.length <= least));
       }
     }
   });
 
+  test('what is slower gets less, as layers show it', () => {
+    const groups = Array.from({ length: 64 }, (_, expert): Group => ({ expert, pairs: new Int32Array(8) }));
+    const shareAfter = (took: { passMs: number; waitedMs: number }) => {
+      const balance = new Balance({ passes: 'balanced', hostPairs: 10_000 });
+      const first = balance.share(groups).passing.length;
+      for (let layer = 0; layer < 50; layer++) {
+        const { passing, rest } = balance.share(groups);
+        balance.learn({ experts: passing.length, pairs: pairsOf(rest), ...took });
+      }
+      return [first, balance.share(groups).passing.length] as const;
+    };
+    const [first, slowCpu] = shareAfter({ passMs: 1, waitedMs: 500 });
+    assert.ok(slowCpu > first, `${slowCpu} of 64 after a slow CPU, ${first} before`);
+    const [, slowBus] = shareAfter({ passMs: 500, waitedMs: 0 });
+    assert.ok(slowBus < first, `${slowBus} of 64 after a slow bus, ${first} before`);
+  });
+
   test('none pass where none are absent', () => {
-    assert.deepEqual(throughDevice([], { passingRows: 1, hostPairs: 0 }), { passing: [], rest: [] });
+    for (const passes of ['all', 'balanced'] as const) {
+      assert.deepEqual(new Balance({ passes, hostPairs: 0 }).share([]), { passing: [], rest: [] });
+    }
   });
 });
 

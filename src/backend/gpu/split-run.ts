@@ -8,7 +8,8 @@
  */
 
 import { NonFiniteError } from '../../errors.ts';
-import type { ExpertRunner, GivenRouting, SplitTimes } from '../backend.ts';
+import type { ExpertWatcher } from '../../experts/watch.ts';
+import type { ExpertRunner, GivenRouting } from '../backend.ts';
 import type { Mode } from '../kernel.ts';
 import { ABSENT, type Binding, type Pause, type RunShape } from './builder.ts';
 import type { Gpu } from './device.ts';
@@ -69,7 +70,10 @@ interface Started {
 }
 
 export class SplitRun {
-  readonly times: SplitTimes = { runs: 0, stops: 0, waitMs: 0, computeMs: 0, passMs: 0, hits: 0, misses: 0, passed: 0 };
+  /** Told what runs do with their experts. */
+  watcher: ExpertWatcher | undefined;
+  /** For measurements: asked for each pass over a layer's experts in slots. */
+  timestamps: ((layer: number) => GPUComputePassTimestampWrites | undefined) | undefined;
   readonly #options: SplitOptions;
   readonly #readback: GPUBuffer;
   readonly #tables: SlotTables;
@@ -127,6 +131,7 @@ export class SplitRun {
         await carrying.finish();
         residency.commit();
         this.#tables.writeChanged();
+        this.#tellBrought(brought);
       }
     };
     try {
@@ -146,6 +151,14 @@ export class SplitRun {
     await carrier.carry(placings);
     residency.commit();
     this.#tables.writeChanged();
+    this.#tellBrought(placings);
+  }
+
+  #tellBrought(placings: readonly Placing[]): void {
+    const { carrier } = this.#options;
+    for (const { layer } of placings) {
+      this.watcher?.brought(layer, { experts: 1, bytes: carrier.expertBytes(layer), to: 'slots' });
+    }
   }
 
   /** Fills the slots before the first run. */
@@ -157,7 +170,7 @@ export class SplitRun {
     const { pauses, routing } = this.#options;
     const { mode, shape } = running;
     const list = pauses[mode];
-    this.times.runs++;
+    this.watcher?.began(mode, shape.rows);
     routing?.advance(shape.rows);
     let encoder = this.#encode(running, { first: 0, pause: list[0] });
     for (const [index, pause] of list.entries()) {
@@ -168,13 +181,13 @@ export class SplitRun {
       encoder = this.#encode(running, { first: pause.joins, pause: list[index + 1] });
       const bytes = await read;
       const chosen = chosenOf(bytes, { ...this.#options.shape, routeWidth: pause.routeWidth, rows: shape.rows, given });
-      this.times.waitMs += performance.now() - askedMs;
-      this.times.stops++;
       await this.#answer(running, pause, {
         ...chosen,
+        roundTripMs: performance.now() - askedMs,
         rows: mode === 'step' ? new Float32Array(bytes, shape.rows * pause.routeWidth * 4) : undefined,
       });
     }
+    this.watcher?.ended();
     return encoder;
   }
 
@@ -214,7 +227,7 @@ export class SplitRun {
       const bytes = run.rows * shape.hidden * 4;
       encoder.copyBufferToBuffer(this.#input(pause), 0, this.#readback, routeBytes, bytes);
     }
-    recorder.recordRange(encoder, mode, { run, first: pause.asks, end: pause.joins });
+    this.#recordSlots(encoder, { mode, shape: run }, pause);
     return encoder;
   }
 
@@ -224,11 +237,19 @@ export class SplitRun {
   }
 
   /** The commands for experts in slots. */
-  #encodeSlots({ mode, shape: run }: Pick<Running, 'mode' | 'shape'>, { asks, joins }: Pause): GPUCommandEncoder {
-    const { gpu, recorder } = this.#options;
-    const encoder = gpu.device.createCommandEncoder();
-    recorder.recordRange(encoder, mode, { run, first: asks, end: joins });
+  #encodeSlots(running: Pick<Running, 'mode' | 'shape'>, pause: Pause): GPUCommandEncoder {
+    const encoder = this.#options.gpu.device.createCommandEncoder();
+    this.#recordSlots(encoder, running, pause);
     return encoder;
+  }
+
+  #recordSlots(
+    encoder: GPUCommandEncoder,
+    { mode, shape: run }: Pick<Running, 'mode' | 'shape'>,
+    { layer, asks, joins }: Pause,
+  ): void {
+    const timestampWrites = this.timestamps?.(layer);
+    this.#options.recorder.recordRange(encoder, mode, { run, first: asks, end: joins, timestampWrites });
   }
 
   #submit(encoder: GPUCommandEncoder): void {
@@ -273,12 +294,12 @@ export class SplitRun {
   async #answer(
     running: Running,
     pause: Pause,
-    chosen: Chosen & { readonly rows: Float32Array | undefined },
+    chosen: Chosen & { readonly rows: Float32Array | undefined; readonly roundTripMs: number },
   ): Promise<void> {
-    const { residency } = this.#options;
+    const { residency, carrier } = this.#options;
     const { mode, shape: run } = running;
     const { layer } = pause;
-    const { ids, groups, rows } = chosen;
+    const { ids, groups, rows, roundTripMs } = chosen;
     residency.chosen(layer, ids, run.rows);
     const absent = groups.filter(({ expert }) => residency.slotOf(layer, expert) === undefined);
     const { passing, rest } = mode === 'prompt' ? this.#balance.share(absent) : { passing: [], rest: absent };
@@ -310,12 +331,12 @@ export class SplitRun {
         waitedMs: performance.now() - passedMs,
       });
     }
-    const { times } = this;
-    times.passMs += passedMs - startMs;
-    times.computeMs += performance.now() - passedMs;
-    times.passed += pairsOf(passing);
-    times.misses += pairsOf(rest);
-    times.hits += ids.length - pairsOf(absent);
+    const { watcher } = this;
+    if (watcher === undefined) return;
+    watcher.routed(layer, ids, { hits: ids.length - pairsOf(absent), passed: pairsOf(passing) });
+    watcher.waited(layer, { roundTripMs, passMs: passedMs - startMs, cpuMs: performance.now() - passedMs });
+    const experts = passing.length;
+    if (experts > 0) watcher.brought(layer, { experts, bytes: experts * carrier.expertBytes(layer), to: 'run' });
   }
 
   /** Has the device compute experts that are brought to it for this run alone. */

@@ -17,7 +17,7 @@ import { SplitRun } from './split-run.ts';
  * @throws OutOfMemoryError `out_of_memory`
  */
 export async function makeSplit(
-  { plan, spec, weights, experts, routing }: PrepareRequest,
+  { plan, spec, weights, experts, routing, expertUses }: PrepareRequest,
   made: {
     readonly gpu: Gpu;
     readonly program: GpuProgram;
@@ -40,6 +40,7 @@ export async function makeSplit(
     policy,
     experts: count,
     groups: slabs.filter(({ slots }) => slots > 0),
+    uses: expertUses,
   });
   const residency = new CachedResidency(cache, uploads);
   const carrier = await ExpertCarrier.make({

@@ -29,27 +29,71 @@ async function timeSome(
   device: GPUDevice,
   passes: readonly ((pass: GPUComputePassEncoder) => void)[],
 ): Promise<number[]> {
-  const count = 2 * passes.length;
-  const bytes = 8 * count;
-  const querySet = device.createQuerySet({ type: 'timestamp', count });
-  const resolved = device.createBuffer({ size: bytes, usage: QUERY_RESOLVE | COPY_SRC });
-  const readback = device.createBuffer({ size: bytes, usage: MAP_READ | COPY_DST });
+  const timer = PassTimer.make(device, passes.length) as PassTimer;
   try {
     const encoder = device.createCommandEncoder();
-    passes.forEach((fill, index) => {
-      const pass = encoder.beginComputePass({
-        timestampWrites: { querySet, beginningOfPassWriteIndex: 2 * index, endOfPassWriteIndex: 2 * index + 1 },
-      });
+    for (const fill of passes) {
+      const pass = encoder.beginComputePass({ timestampWrites: timer.next() });
       fill(pass);
       pass.end();
-    });
-    encoder.resolveQuerySet(querySet, 0, count, resolved, 0);
-    encoder.copyBufferToBuffer(resolved, 0, readback, 0, bytes);
-    device.queue.submit([encoder.finish()]);
-    await readback.mapAsync(MAP_READ);
-    const stamps = new BigUint64Array(readback.getMappedRange());
-    return passes.map((_, index) => Number((stamps[2 * index + 1] as bigint) - (stamps[2 * index] as bigint)));
+    }
+    return await timer.read(encoder);
   } finally {
-    for (const made of [querySet, resolved, readback]) made.destroy();
+    timer.destroy();
+  }
+}
+
+/** Times passes that others begin, in commands that others submit. */
+export class PassTimer {
+  readonly #device: GPUDevice;
+  readonly #most: number;
+  readonly #querySet: GPUQuerySet;
+  readonly #resolved: GPUBuffer;
+  readonly #readback: GPUBuffer;
+  #passes = 0;
+
+  private constructor(device: GPUDevice, most: number) {
+    this.#device = device;
+    this.#most = most;
+    const bytes = 16 * most;
+    this.#querySet = device.createQuerySet({ type: 'timestamp', count: 2 * most });
+    this.#resolved = device.createBuffer({ size: bytes, usage: QUERY_RESOLVE | COPY_SRC });
+    this.#readback = device.createBuffer({ size: bytes, usage: MAP_READ | COPY_DST });
+  }
+
+  /**
+   * @param most passes, at most as many as a query set holds
+   * @returns undefined where the device has no timestamps
+   */
+  static make(device: GPUDevice, most = PASSES_AT_ONCE): PassTimer | undefined {
+    return device.features.has('timestamp-query') ? new PassTimer(device, most) : undefined;
+  }
+
+  /** What the next pass is begun with; nothing when there have been as many as there may be. */
+  next(): GPUComputePassTimestampWrites | undefined {
+    if (this.#passes === this.#most) return undefined;
+    const first = 2 * this.#passes++;
+    return { querySet: this.#querySet, beginningOfPassWriteIndex: first, endOfPassWriteIndex: first + 1 };
+  }
+
+  /**
+   * The nanoseconds of each pass, in the order in which they were begun.
+   * @param encoder what holds passes that are not submitted yet; it is ended and submitted
+   */
+  async read(encoder = this.#device.createCommandEncoder()): Promise<number[]> {
+    const bytes = 16 * this.#passes;
+    if (bytes === 0) return [];
+    encoder.resolveQuerySet(this.#querySet, 0, 2 * this.#passes, this.#resolved, 0);
+    encoder.copyBufferToBuffer(this.#resolved, 0, this.#readback, 0, bytes);
+    this.#device.queue.submit([encoder.finish()]);
+    await this.#readback.mapAsync(MAP_READ, 0, bytes);
+    const stamps = new BigUint64Array(this.#readback.getMappedRange(0, bytes));
+    return Array.from({ length: this.#passes }, (_, pass) =>
+      Number((stamps[2 * pass + 1] as bigint) - (stamps[2 * pass] as bigint)),
+    );
+  }
+
+  destroy(): void {
+    for (const made of [this.#querySet, this.#resolved, this.#readback]) made.destroy();
   }
 }

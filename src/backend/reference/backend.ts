@@ -4,6 +4,7 @@
  */
 
 import { DisposedError, InternalError, NonFiniteError } from '../../errors.ts';
+import type { ExpertWatcher } from '../../experts/watch.ts';
 import { cachedLayersOf } from '../../model/cut.ts';
 import type { ExpertsOperation, Graph, Operation } from '../../model/graph.ts';
 import { type RopeTable, ropeTable } from '../../model/rope.ts';
@@ -47,6 +48,7 @@ export class ReferenceExecutable implements Executable {
   readonly #ropeTables = new Map<RopeSpec, RopeTable>();
   readonly #values = new Map<string, Float32Array>();
   readonly #routes = new Map<number, Route[]>();
+  #watcher: ExpertWatcher | undefined;
   #disposed = false;
 
   constructor(spec: ModelSpec, graph: Graph, weights: Map<string, Float32Array>, pages: number) {
@@ -74,6 +76,7 @@ export class ReferenceExecutable implements Executable {
     this.#check(step);
     this.#values.clear();
     this.#routes.clear();
+    this.#watcher?.began(step.mode, step.tokens.length);
     for (const operation of this.#graph.operations) {
       // What it reads comes from elsewhere, when `experts` is asked.
       if (operation.kind === 'experts') continue;
@@ -90,7 +93,12 @@ export class ReferenceExecutable implements Executable {
       this.#requireFinite(operation, output, step);
       this.#values.set(operation.output, output);
     }
+    this.#watcher?.ended();
     return this.#value(this.#graph.logits);
+  }
+
+  watch(watcher: ExpertWatcher | undefined): void {
+    this.#watcher = watcher;
   }
 
   /** A copy of a value of the last run, [T, width]; the logits are [wanted, vocabulary]. */
@@ -181,7 +189,12 @@ export class ReferenceExecutable implements Executable {
         const routes: Route[] = [];
         this.#routes.set(operation.layer, routes);
         const weights = (name: string) => this.#weight(`${operation.prefix}.${name}`);
-        return moe(this.#value(operation.input), operation.moe, weights, (_, route) => routes.push(route));
+        const made = moe(this.#value(operation.input), operation.moe, weights, (_, route) => routes.push(route));
+        this.#watcher?.routed(
+          operation.layer,
+          routes.flatMap(({ experts }) => [...experts]),
+        );
+        return made;
       }
       case 'add':
         return add(this.#value(operation.left), this.#value(operation.right));

@@ -55,6 +55,23 @@ export function makeRoute(data: Task, worker: WorkerView): RunningTask {
   };
 }
 
+/** Where a layer's choice of experts stands, as long as its pairs are not sorted. */
+export interface Choice {
+  readonly layer: number;
+  readonly ids: Place;
+  readonly used: number;
+}
+
+/** The choices that tasks make. Places are the tasks' own, and follow them where they go. */
+export function choicesOf(tasks: readonly Task[]): readonly Choice[] {
+  return tasks
+    .filter(({ kind }) => kind === 'route')
+    .map((task) => {
+      const { layer, routing, used } = task as RouteTask;
+      return { layer, ids: routing.ids, used };
+    });
+}
+
 export function makeSortPairs(data: Task, worker: WorkerView): RunningTask {
   const { routing, experts, used } = data as Task & {
     readonly routing: RoutingPlaces;

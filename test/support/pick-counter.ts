@@ -1,0 +1,34 @@
+/** Counts where a model's picks were computed. */
+
+import type { Executable } from '../../src/backend/backend.ts';
+import type { ExpertWatcher } from '../../src/experts/watch.ts';
+
+export class PickCounter implements ExpertWatcher {
+  /** Picks whose expert lay in a slot, was computed elsewhere, or was brought to the device for a run. */
+  hits = 0;
+  misses = 0;
+  passed = 0;
+  /** Layers of runs. */
+  stops = 0;
+
+  /** @param executable that tells of its experts */
+  static of(executable: Executable): PickCounter {
+    const counter = new PickCounter();
+    executable.watch?.(counter);
+    return counter;
+  }
+
+  began(): void {}
+
+  routed(_layer: number, ids: ArrayLike<number>, found?: { readonly hits: number; readonly passed: number }): void {
+    const { hits = 0, passed = 0 } = found ?? {};
+    this.stops++;
+    this.hits += hits;
+    this.passed += passed;
+    this.misses += ids.length - hits - passed;
+  }
+
+  waited(): void {}
+  brought(): void {}
+  ended(): void {}
+}
