@@ -115,7 +115,7 @@ export class EngineClient {
       spec,
       graph,
       weights: [...weights.values()],
-      sources: sources.map(({ name, size, repeats }) => ({ name, size, repeats })),
+      sources: sources.map(({ name, size, repeats, fileAddress }) => ({ name, size, repeats, fileAddress })),
     } satisfies PrepareCommand);
   }
 

@@ -23,7 +23,7 @@ export interface EngineBoot {
 }
 
 /** What the worker knows of a source without reading it. */
-export type SourceFacts = Pick<ByteSource, 'name' | 'size' | 'repeats'>;
+export type SourceFacts = Pick<ByteSource, 'name' | 'size' | 'repeats' | 'fileAddress'>;
 
 /** Main side → worker, once: the model to prepare. */
 export interface PrepareCommand {
