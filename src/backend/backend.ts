@@ -208,6 +208,8 @@ export interface PrepareRequest {
   /** For measurements: which experts the rows of split layers take, whatever the router says. */
   readonly routing?: GivenRouting;
   onProgress?(progress: LoadProgress): void;
+  /** Something failed, and the model goes on without it; told once each. */
+  readonly onFault?: ((error: ConclaveError) => void) | undefined;
   readonly signal?: AbortSignal;
 }
 
