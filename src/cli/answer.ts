@@ -18,7 +18,14 @@ export async function loadModel(
   const progress = startProgress(context.stderr);
   let loaded = false;
   try {
-    const model = await load(modelOf(values), loadOptions(values, { signal, onProgress: progress.update }));
+    const model = await load(
+      modelOf(values),
+      loadOptions(values, {
+        signal,
+        onProgress: progress.update,
+        onFault: ({ message }) => void write(context.stderr, `conclave: ${printable(message)}\n`),
+      }),
+    );
     loaded = true;
     const { context: length, contextReason, device, deviceReason } = model.plan;
     if (deviceReason !== undefined) {

@@ -52,7 +52,10 @@ function cpuMoe(values: PlanValues): true | number | undefined {
   return all === true ? true : first;
 }
 
-export function loadOptions(values: PlanValues, more: Pick<LoadOptions, 'onProgress' | 'signal'>): LoadOptions {
+export function loadOptions(
+  values: PlanValues,
+  more: Pick<LoadOptions, 'onFault' | 'onProgress' | 'signal'>,
+): LoadOptions {
   return { ...planOptions(values), ...more };
 }
 

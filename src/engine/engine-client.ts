@@ -56,6 +56,7 @@ export interface EngineStart {
   /** By `TensorInfo.source`. They stay the caller's to close, after {@link EngineClient.dispose}. */
   readonly sources: readonly ByteSource[];
   onProgress?(progress: { readonly bytesDone: number; readonly bytesTotal: number }): void;
+  onFault?(error: ConclaveError): void;
   readonly signal?: AbortSignal;
 }
 
@@ -64,6 +65,7 @@ export class EngineClient {
   readonly #sources: readonly ByteSource[];
   readonly #flags: Int32Array | undefined;
   readonly #onProgress: EngineStart['onProgress'];
+  readonly #onFault: EngineStart['onFault'];
   readonly #streams = new Map<number, RequestStream>();
   /** Requests that are answered once. */
   readonly #questions = new Map<number, Pick<PromiseWithResolvers<unknown>, 'resolve' | 'reject'>>();
@@ -100,10 +102,11 @@ export class EngineClient {
     }
   }
 
-  private constructor({ booted, plan, programs, spec, graph, weights, sources, onProgress }: EngineStart) {
+  private constructor({ booted, plan, programs, spec, graph, weights, sources, onProgress, onFault }: EngineStart) {
     this.#flags = booted.flags && new Int32Array(booted.flags);
     this.#sources = sources;
     this.#onProgress = onProgress;
+    this.#onFault = onFault;
     this.#worker = booted.worker;
     this.#worker.onMessage((message) => this.#receive(message as EngineEvent));
     this.#worker.onError((error) => this.#break(error));
@@ -199,6 +202,13 @@ export class EngineClient {
       case 'progress':
         try {
           this.#onProgress?.(event);
+        } catch (error) {
+          this.#ready.reject(error);
+        }
+        break;
+      case 'fault':
+        try {
+          this.#onFault?.(reviveError(event.error));
         } catch (error) {
           this.#ready.reject(error);
         }

@@ -72,7 +72,7 @@ export async function load(source: SourceInput, options: LoadOptions = {}): Prom
 }
 
 async function loadModel(source: SourceInput, options: LoadOptions): Promise<Model> {
-  const { signal, onProgress, ...planOptions } = options;
+  const { signal, onProgress, onFault, ...planOptions } = options;
   const place = await platform();
   checkThreads(options.threads, place.threads());
   const threads = options.threads ?? place.threads();
@@ -108,6 +108,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
         weights: model.weights,
         sources,
         onProgress,
+        onFault,
         signal: signal === undefined ? abandoned.signal : AbortSignal.any([signal, abandoned.signal]),
       });
     const starting = startOrFallBack({ ...opened, options: planOptions, start });

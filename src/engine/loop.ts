@@ -69,6 +69,7 @@ export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promi
         weights: new Map(data.weights.map((weight) => [weight.name, weight])),
         sources: data.sources.map((source, index) => sources.source(index, source)),
         onProgress: throttle(post),
+        onFault: (error) => post({ type: 'fault', error: recordError(error) }),
       },
       backendFor,
     );

@@ -112,6 +112,8 @@ export type EngineEvent =
   | { readonly type: 'ready'; readonly bytes: number }
   /** The model could not be prepared, or the loop itself broke: nothing more comes. */
   | { readonly type: 'broken'; readonly error: ErrorRecord }
+  /** Something failed, and the model goes on without it. */
+  | { readonly type: 'fault'; readonly error: ErrorRecord }
   | ReadRequest
   | { readonly type: 'tokens'; readonly batches: readonly TokenBatch[] }
   | ({ readonly type: 'finish'; readonly request: number; readonly reason: FinishReason | 'cancelled' } & Outcome &

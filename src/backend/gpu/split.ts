@@ -29,6 +29,7 @@ export async function makeSplit(
   },
 ): Promise<SplitRun | undefined> {
   const { plan, spec, weights, experts, routing, onFault } = request;
+  const onFileFault = (error: SourceError) => onFault?.(fromMemory(error));
   const { gpu, program, recorder, platform, bufferOf } = made;
   const split = plan.experts;
   if (split === undefined) return undefined;
@@ -45,7 +46,7 @@ export async function makeSplit(
     groups: slabs.filter(({ slots }) => slots > 0),
   });
   const residency = new CachedResidency(cache, uploads);
-  const file = await openFile(request, layers, platform);
+  const file = await openFile(request, { layers, platform, onFileFault });
   const memory = new MemoryFeed({ home, copyBytes: (from, to) => platform.copyBytes(from, to) });
   let carrier: ExpertCarrier;
   try {
@@ -55,7 +56,7 @@ export async function makeSplit(
       weights,
       bufferOf: (name) => bufferOf({ kind: 'weight', name }),
       feeds: { memory, file },
-      onFileFault: onFault,
+      onFileFault,
     });
   } catch (error) {
     await file?.close();
@@ -95,17 +96,30 @@ export async function makeSplit(
   }
 }
 
-/** The model's file as a feed; without it experts come from memory. */
+/** The model's file as a feed, where there is one that can be read. */
 async function openFile(
-  { weights, sources, onFault }: PrepareRequest,
-  layers: readonly number[],
-  platform: Platform,
+  { weights, sources }: PrepareRequest,
+  how: {
+    readonly layers: readonly number[];
+    readonly platform: Platform;
+    readonly onFileFault: (error: SourceError) => void;
+  },
 ): Promise<FileFeed | undefined> {
+  const { layers, platform, onFileFault } = how;
   try {
     return await FileFeed.open({ weights, sources, layers }, platform);
   } catch (error) {
     if (!(error instanceof SourceError)) throw error;
-    onFault?.(error);
+    onFileFault(error);
     return undefined;
   }
+}
+
+/** Nothing is lost but time: all experts have their homes. */
+function fromMemory(error: SourceError): SourceError {
+  const { message, data } = error;
+  return new SourceError(`${message}; from now on experts are copied to the GPU from memory, which is slower`, {
+    data,
+    cause: error,
+  });
 }
