@@ -197,6 +197,8 @@ export interface PrepareRequest {
   /** How often experts were used, as far as that is known: the most used have slots at first. */
   readonly expertUses?: (layer: number, expert: number) => number;
   onProgress?(progress: LoadProgress): void;
+  /** Something failed, and the model goes on without it; told once each. */
+  readonly onFault?: ((error: ConclaveError) => void) | undefined;
   readonly signal?: AbortSignal;
 }
 

@@ -20,7 +20,8 @@ export async function loadModel(
   const progress = startProgress(context.stderr);
   let loaded = false;
   try {
-    const model = await load(modelOf(values), { ...options, onProgress: progress.update });
+    const onFault = ({ message }: Error) => void write(context.stderr, `conclave: ${printable(message)}\n`);
+    const model = await load(modelOf(values), { ...options, onProgress: progress.update, onFault });
     loaded = true;
     const { context: length, contextReason, device, deviceReason } = model.plan;
     if (deviceReason !== undefined) {

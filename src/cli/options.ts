@@ -59,7 +59,10 @@ function cpuMoe(values: PlanValues): true | number | undefined {
 }
 
 /** What is asked of a model beside its plan. */
-export type MoreOptions = Pick<LoadOptions, 'onProgress' | 'signal' | 'expertStats' | 'recordRouting' | 'routing'>;
+export type MoreOptions = Pick<
+  LoadOptions,
+  'onFault' | 'onProgress' | 'signal' | 'expertStats' | 'recordRouting' | 'routing'
+>;
 
 /** @throws as {@link planOptions} */
 export async function loadOptions(values: PlanValues, more: MoreOptions): Promise<LoadOptions> {

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { type Asked, fakeLibrary, world } from '../../test/support/cli-world.ts';
 import type { LoadOptions } from '../engine/types.ts';
-import { UsageError } from '../errors.ts';
+import { SourceError, UsageError } from '../errors.ts';
 import { RunStats } from '../experts/stats.ts';
 import { main } from './commands.ts';
 import type { Library } from './context.ts';
@@ -67,8 +67,8 @@ test('every placement flag reaches the library under its name', async () => {
   const line =
     '-p x -c 5 -t 2 -b 16 --device reference --kv f32 --memory 1GB --ignore-key a --ignore-key b --arena-bytes 8MiB';
   assert.equal(await main(['run', ...line.split(' ')], world(library).context), 0);
-  const { signal, onProgress, ...options } = asked[0]!.load;
-  assert.ok(signal instanceof AbortSignal && onProgress !== undefined);
+  const { signal, onProgress, onFault, ...options } = asked[0]!.load;
+  assert.ok(signal instanceof AbortSignal && onProgress !== undefined && onFault !== undefined);
   assert.deepEqual(options, {
     context: 5,
     threads: 2,
@@ -92,7 +92,7 @@ test('the device, its layers and its memory reach the library as what they mean'
   for (const [line, expected] of means) {
     const { library, asked } = fakeLibrary(() => ['x']);
     assert.equal(await main(['run', '-p', 'x', ...line.split(' ')], world(library).context), 0);
-    const { signal, onProgress, ...options } = asked[0]!.load;
+    const { signal, onProgress, onFault, ...options } = asked[0]!.load;
     assert.deepEqual(options, expected, line);
   }
 });
@@ -112,6 +112,18 @@ test('a CPU that serves for want of a GPU is told once, in one line', async () =
       ?.join(),
     'conclave: runs on the CPU: no GPU was found\\x1b',
   );
+});
+
+test('a fault that the model goes on with is told in one line', async () => {
+  const { library } = fakeLibrary(() => ['x']);
+  const load: Library['load'] = async (source, options) => {
+    options?.onFault?.(new SourceError('m.gguf: is gone\x1b'));
+    return library.load(source, options);
+  };
+  const { context, out, err } = world({ ...library, load });
+  assert.equal(await main(['run', '-p', 'x'], context), 0);
+  assert.equal(out(), 'x\n');
+  assert.deepEqual(err().match(/^conclave: .*$/gm), ['conclave: m.gguf: is gone\\x1b']);
 });
 
 test('--raw hands the text over as it is', async () => {

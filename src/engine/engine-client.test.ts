@@ -48,6 +48,15 @@ test('a worker that dies while it prepares is an error', async () => {
   await assert.rejects(fakeModel({ architecture: 'dies' }), InternalError);
 });
 
+test('a fault that the model goes on with is told as the error that it is', async () => {
+  const faults: unknown[] = [];
+  const model = await fakeModel({ architecture: 'limps', onFault: (error) => faults.push(error) });
+  await run(model.session(), [65]);
+  await model.dispose();
+  assert.equal(faults.length, 1);
+  assert.ok(faults[0] instanceof SourceError && /the disk is gone/.test(faults[0].message));
+});
+
 test('an exception of onProgress ends the load with it', async () => {
   const sources = [memorySource(new Uint8Array(10))];
   const onProgress = () => {

@@ -63,6 +63,7 @@ export interface EngineStart {
   readonly routing?: Uint16Array;
   readonly expertUses?: readonly ArrayLike<number>[];
   onProgress?(progress: { readonly bytesDone: number; readonly bytesTotal: number }): void;
+  onFault?(error: ConclaveError): void;
   readonly signal?: AbortSignal;
 }
 
@@ -71,6 +72,7 @@ export class EngineClient {
   readonly #sources: readonly ByteSource[];
   readonly #flags: Int32Array | undefined;
   readonly #onProgress: EngineStart['onProgress'];
+  readonly #onFault: EngineStart['onFault'];
   readonly #streams = new Map<number, RequestStream>();
   /** Requests that are answered once. */
   readonly #questions = new Map<number, Pick<PromiseWithResolvers<unknown>, 'resolve' | 'reject'>>();
@@ -109,11 +111,23 @@ export class EngineClient {
     }
   }
 
-  private constructor({ booted, plan, programs, spec, graph, weights, sources, onProgress, ...more }: EngineStart) {
+  private constructor({
+    booted,
+    plan,
+    programs,
+    spec,
+    graph,
+    weights,
+    sources,
+    onProgress,
+    onFault,
+    ...more
+  }: EngineStart) {
     const { expertStats, routing, expertUses } = more;
     this.#flags = booted.flags && new Int32Array(booted.flags);
     this.#sources = sources;
     this.#onProgress = onProgress;
+    this.#onFault = onFault;
     this.#worker = booted.worker;
     this.#worker.onMessage((message) => this.#receive(message as EngineEvent));
     this.#worker.onError((error) => this.#break(error));
@@ -125,7 +139,7 @@ export class EngineClient {
       spec,
       graph,
       weights: [...weights.values()],
-      sources: sources.map(({ name, size, repeats }) => ({ name, size, repeats })),
+      sources: sources.map(({ name, size, repeats, fileAddress }) => ({ name, size, repeats, fileAddress })),
       expertStats,
       routing,
       expertUses,
@@ -235,6 +249,13 @@ export class EngineClient {
       case 'progress':
         try {
           this.#onProgress?.(event);
+        } catch (error) {
+          this.#ready.reject(error);
+        }
+        break;
+      case 'fault':
+        try {
+          this.#onFault?.(reviveError(event.error));
         } catch (error) {
           this.#ready.reject(error);
         }

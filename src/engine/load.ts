@@ -73,7 +73,7 @@ export async function load(source: SourceInput, options: LoadOptions = {}): Prom
 }
 
 async function loadModel(source: SourceInput, options: LoadOptions): Promise<Model> {
-  const { signal, onProgress, expertStats, recordRouting, routing, ...planOptions } = options;
+  const { signal, onProgress, onFault, expertStats, recordRouting, routing, ...planOptions } = options;
   const place = await platform();
   checkThreads(options.threads, place.threads());
   const threads = options.threads ?? place.threads();
@@ -113,6 +113,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
         routing: routing?.ids,
         expertUses: planOptions.expertUses,
         onProgress,
+        onFault,
         signal: signal === undefined ? abandoned.signal : AbortSignal.any([signal, abandoned.signal]),
       });
     };

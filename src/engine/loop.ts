@@ -77,6 +77,7 @@ export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promi
         sources: data.sources.map((source, index) => sources.source(index, source)),
         ...(routed === undefined ? {} : givenTo(routed, data)),
         onProgress: throttle(post),
+        onFault: (error) => post({ type: 'fault', error: recordError(error) }),
       },
       backendFor,
     );

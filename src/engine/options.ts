@@ -64,6 +64,7 @@ const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
   memoryBytes: wholeFrom(0),
   sessions: wholeFrom(1, 1024),
   onProgress: callback,
+  onFault: callback,
   signal: abortSignal,
 };
 

@@ -25,7 +25,7 @@ export interface EngineBoot {
 }
 
 /** What the worker knows of a source without reading it. */
-export type SourceFacts = Pick<ByteSource, 'name' | 'size' | 'repeats'>;
+export type SourceFacts = Pick<ByteSource, 'name' | 'size' | 'repeats' | 'fileAddress'>;
 
 /** Main side → worker, once: the model to prepare. */
 export interface PrepareCommand {
@@ -129,6 +129,8 @@ export type EngineEvent =
   | { readonly type: 'ready'; readonly bytes: number }
   /** The model could not be prepared, or the loop itself broke: nothing more comes. */
   | { readonly type: 'broken'; readonly error: ErrorRecord }
+  /** Something failed, and the model goes on without it. */
+  | { readonly type: 'fault'; readonly error: ErrorRecord }
   | ReadRequest
   | { readonly type: 'tokens'; readonly batches: readonly TokenBatch[] }
   | ({ readonly type: 'finish'; readonly request: number; readonly reason: FinishReason | 'cancelled' } & Outcome &

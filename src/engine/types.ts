@@ -4,6 +4,7 @@
 /// <reference lib="esnext.disposable" preserve="true" />
 
 import type { DeviceBandwidth, RunProfile } from '../backend/backend.ts';
+import type { ConclaveError } from '../errors.ts';
 import type { RunStatsSnapshot } from '../experts/stats.ts';
 import type { Plan, PlanOptions } from '../plan/plan.ts';
 import type { GivenTrace } from '../plan/routing.ts';
@@ -22,6 +23,11 @@ export interface ChatMessage {
 export interface LoadOptions extends PlanOptions {
   /** Bytes of weights in place, and all of them; an exception that it throws ends the load. */
   onProgress?(progress: { readonly bytesDone: number; readonly bytesTotal: number }): void;
+  /**
+   * Something failed that the model goes on without, perhaps long after it was loaded: the model's file, of which only a GPU that
+   * does not hold all experts still reads (SourceError `source`). Told once each; an exception that it throws ends the load.
+   */
+  onFault?(error: ConclaveError): void;
   /** Ends the load, which then throws `signal.reason`. */
   readonly signal?: AbortSignal;
   /**

@@ -13,6 +13,16 @@ export interface Repetition {
   readonly period: number;
 }
 
+/** Where a file of this machine can be opened again, on any thread; plain data. Beside the path stands what tells the file itself. */
+export interface FileAddress {
+  /** Absolute. */
+  readonly path: string;
+  readonly size: number;
+  readonly modifiedNs: bigint;
+  readonly device: bigint;
+  readonly inode: bigint;
+}
+
 /** A sequence of bytes that can be read in ranges, several at once. */
 export interface ByteSource {
   /** How errors call it: a path or a URL. */
@@ -30,7 +40,19 @@ export interface ByteSource {
    */
   readInto(offset: number, target: Uint8Array): Promise<void>;
   close(): Promise<void>;
+  /** Of a file of this machine: where the same bytes can be had without this source. */
+  readonly fileAddress?: FileAddress;
+  /**
+   * Says that the bytes are those that there were when the source was opened: what was read before it was asked is to be trusted
+   * once it has settled. Present only where `readInto` fills any memory, a mapped buffer's too, from other threads, and has let
+   * go of it when it has settled, whichever way.
+   * @throws SourceError `source` when they are not
+   */
+  verify?(): Promise<void>;
 }
+
+/** A source that is read beside this thread, into any memory. */
+export type LocalFile = ByteSource & Required<Pick<ByteSource, 'fileAddress' | 'verify'>>;
 
 /** Where a model's files lie side by side (the shards of a split model). */
 export interface SourceFolder {

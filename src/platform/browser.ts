@@ -18,6 +18,9 @@ export const browserPlatform: Platform = {
       throw new UsageError('in a browser a model is loaded from an http(s) address, a File or a Blob');
     return source;
   },
+  async openAgain({ path }) {
+    throw new SourceError(`${path}: a browser opens no files by their paths`);
+  },
   spawnWorker: spawn,
   features: detectFeatures,
   gpu,

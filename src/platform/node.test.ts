@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
-import { chmod, mkdtemp, rm, truncate, writeFile } from 'node:fs/promises';
+import { appendFile, chmod, mkdtemp, rename, rm, truncate, utimes, writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { after, before, suite, test } from 'node:test';
 import { pathToFileURL } from 'node:url';
 import { Refusal, SourceError, UsageError } from '../errors.ts';
-import { memorySource } from '../format/source.ts';
+import { type FileAddress, type LocalFile, memorySource } from '../format/source.ts';
 import { detectFeatures } from './features.ts';
 import { checkNode, OLDEST_NODE, platform } from './index.ts';
 import { nodePlatform, spawnNodeWorker } from './node.ts';
@@ -95,6 +95,71 @@ suite('files', () => {
       await chmod(closed, 0);
       await assert.rejects(nodePlatform.openSource(closed), failsWith(/no permission/));
     }
+  });
+
+  test('a file is opened again by its address, and no other file under its path', async () => {
+    const moving = join(folder, 'moving.bin');
+    const opened = async () => (await nodePlatform.openSource(moving)).file as LocalFile;
+    const addressOf = async () => {
+      const file = await opened();
+      await file.close();
+      return structuredClone(file.fileAddress);
+    };
+    await writeFile(moving, bytes);
+    const before = await addressOf();
+    assert.deepEqual([before.path, before.size], [moving, bytes.length]);
+    const again = await nodePlatform.openAgain(before);
+    const target = new Uint8Array(100);
+    await again.readInto(50, target);
+    assert.deepEqual([...target], [...bytes.subarray(50, 150)]);
+    assert.deepEqual([again.name, again.size, again.fileAddress], [moving, bytes.length, before]);
+    await again.close();
+    const refuses = (address: FileAddress, pattern: RegExp) =>
+      assert.rejects(nodePlatform.openAgain(address), failsWith(pattern));
+    // Of the same bytes and times.
+    const other = join(folder, 'other.bin');
+    await writeFile(other, bytes);
+    await utimes(other, new Date(0), new Date(0));
+    await utimes(moving, new Date(0), new Date(0));
+    const old = await addressOf();
+    await refuses(before, /moving\.bin: found 100000 bytes, written 1970.*expected the file of 100000 bytes/);
+    await rename(other, moving);
+    await refuses(old, /moving\.bin: found/);
+    const replaced = await addressOf();
+    await truncate(moving, 99_999);
+    await refuses(replaced, /found 99999 bytes.*expected the file of 100000 bytes/);
+    await rm(moving);
+    await refuses(replaced, /no such file/);
+  });
+
+  test('a file says whether it is what it was', async () => {
+    const kept = join(folder, 'kept.bin');
+    await writeFile(kept, bytes);
+    const file = (await nodePlatform.openSource(kept)).file as LocalFile;
+    await file.verify();
+    await appendFile(kept, 'more');
+    await assert.rejects(file.verify(), failsWith(/kept\.bin: found 100004 bytes.*expected the file of 100000 bytes/));
+    await truncate(kept, bytes.length);
+    await assert.rejects(file.verify(), failsWith(/kept\.bin: found/), 'of the same size, and written to');
+    await file.close();
+    await assert.rejects(file.verify(), failsWith(/cannot be told/));
+  });
+
+  test('a file without a name any more is what it was', async () => {
+    const gone = join(folder, 'gone.bin');
+    await writeFile(gone, bytes);
+    const file = (await nodePlatform.openSource(gone)).file as LocalFile;
+    await rm(gone);
+    await file.verify();
+    await file.readInto(0, new Uint8Array(10));
+    await file.close();
+  });
+
+  test('a source made by spreading a file claims nothing of the file', async () => {
+    const { file } = await nodePlatform.openSource(path);
+    const { name, size, fileAddress, verify } = { ...file };
+    assert.deepEqual([name, size, fileAddress, verify], [path, bytes.length, undefined, undefined]);
+    await file.close();
   });
 
   test('the folder opens siblings', async () => {

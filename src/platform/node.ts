@@ -1,14 +1,14 @@
 /** The platform of Node: files by path, worker threads, the machine's cores and memory. */
 
-import { constants } from 'node:fs';
+import { type BigIntStats, constants } from 'node:fs';
 import type { FileHandle } from 'node:fs/promises';
 import { access, open, readFile } from 'node:fs/promises';
 import { availableParallelism, freemem, totalmem } from 'node:os';
-import { basename, dirname, join } from 'node:path';
+import { basename, dirname, join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { type ResourceLimits, Worker } from 'node:worker_threads';
 import { InternalError, OutOfMemoryError, SourceError, UsageError } from '../errors.ts';
-import type { ByteSource, ModelSource } from '../format/source.ts';
+import type { FileAddress, LocalFile, ModelSource } from '../format/source.ts';
 import { openDawn } from './dawn.ts';
 import { detectFeatures } from './features.ts';
 import type { Platform, PlatformWorker, SourceInput, WorkerEntry } from './platform.ts';
@@ -47,6 +47,12 @@ const assets = new URL(ending === '.ts' ? '../../build/' : '../build/', import.m
 export const nodePlatform: Platform = {
   name: 'node',
   openSource,
+  async openAgain(address) {
+    const file = await openFile(address.path);
+    if (isSame(file.fileAddress, address)) return file;
+    await file.close();
+    throw changed(address.path, address, file.fileAddress);
+  },
   spawnWorker: (entry, data) => spawnNodeWorker(entryFile(entry), entry, data),
   features: detectFeatures,
   gpu: openDawn,
@@ -100,7 +106,7 @@ async function openSource(input: SourceInput): Promise<ModelSource> {
   };
 }
 
-async function openFile(path: string): Promise<ByteSource> {
+async function openFile(path: string): Promise<LocalFile> {
   let handle: FileHandle;
   try {
     // Without blocking: a named pipe would wait for a writer, and a process that waits there cannot even be interrupted.
@@ -109,22 +115,41 @@ async function openFile(path: string): Promise<ByteSource> {
     throw new SourceError(`${path}: ${openFault(cause)}`, { cause, data: { path } });
   }
   try {
-    const stat = await handle.stat();
+    const stat = await handle.stat({ bigint: true });
     if (stat.isDirectory())
       throw new SourceError(`${path}: is a directory; give a model file in it`, { data: { path } });
     if (!stat.isFile()) throw new SourceError(`${path}: is not a regular file; give a model file`, { data: { path } });
-    return fileSource(path, stat.size, handle);
+    return fileSource(path, addressOf(resolve(path), stat), handle);
   } catch (error) {
     await handle.close();
     throw error;
   }
 }
 
-function fileSource(name: string, size: number, handle: FileHandle): ByteSource {
-  return {
+function addressOf(path: string, { size, mtimeNs, dev, ino }: BigIntStats): FileAddress {
+  return { path, size: Number(size), modifiedNs: mtimeNs, device: dev, inode: ino };
+}
+
+function isSame(one: FileAddress, other: FileAddress): boolean {
+  return (['size', 'modifiedNs', 'device', 'inode'] as const).every((fact) => one[fact] === other[fact]);
+}
+
+function changed(name: string, before: FileAddress, now: FileAddress): SourceError {
+  const describe = ({ size, modifiedNs }: FileAddress) =>
+    `${size} bytes, written ${new Date(Number(modifiedNs / 1_000_000n)).toISOString()}`;
+  return new SourceError(
+    `${name}: found ${describe(now)}, expected the file of ${describe(before)}, that was opened before;` +
+      ' leave a model file as it is while the model is loaded',
+    { data: { path: before.path } },
+  );
+}
+
+function fileSource(name: string, fileAddress: FileAddress, handle: FileHandle): LocalFile {
+  const { size } = fileAddress;
+  const source = {
     name,
     size,
-    async readInto(offset, target) {
+    async readInto(offset: number, target: Uint8Array) {
       checkRange(name, size, offset, target.byteLength);
       for (let done = 0; done < target.byteLength; ) {
         const length = Math.min(READ_CHUNK, target.byteLength - done);
@@ -146,6 +171,20 @@ function fileSource(name: string, size: number, handle: FileHandle): ByteSource 
     },
     close: () => handle.close(),
   };
+  const verify = async () => {
+    let now: FileAddress;
+    try {
+      now = addressOf(fileAddress.path, await handle.stat({ bigint: true }));
+    } catch (cause) {
+      throw new SourceError(`${name}: what became of the file cannot be told`, { cause });
+    }
+    if (!isSame(fileAddress, now)) throw changed(name, fileAddress, now);
+  };
+  // Not enumerable: a source that is made by spreading this one and reads otherwise has other bytes than the file.
+  return Object.defineProperties(source as LocalFile, {
+    fileAddress: { value: fileAddress },
+    verify: { value: verify },
+  });
 }
 
 function openFault(error: unknown): string {

@@ -3,7 +3,7 @@
  * and `browser.ts` implement them, and everything else in Conclave is web-standard.
  */
 
-import type { ModelSource, SourceInput } from '../format/source.ts';
+import type { FileAddress, LocalFile, ModelSource, SourceInput } from '../format/source.ts';
 
 export type { SourceInput } from '../format/source.ts';
 
@@ -45,6 +45,11 @@ export interface Platform {
   readonly name: 'node' | 'browser';
   /** @throws SourceError `source` naming the path when it cannot be opened. */
   openSource(input: SourceInput): Promise<ModelSource>;
+  /**
+   * Opens a file again that was opened before, perhaps on another thread.
+   * @throws SourceError `source` when it cannot be opened, or is not the same file as it was
+   */
+  openAgain(address: FileAddress): Promise<LocalFile>;
   /** Starts a worker with `data` (structured clone). */
   spawnWorker(entry: WorkerEntry, data: unknown): PlatformWorker;
   /** What WebAssembly offers here, as kernel rows ask for it: `simd`, `relaxed-simd`, `threads` (shared memory). */

@@ -1,21 +1,11 @@
 /** What the device makes of matrices as the CPU stores them, or as the file has them, is what the host makes of the file's. */
 
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
 import { after, describe, test } from 'node:test';
-import {
-  cpuFormat,
-  cpuFormats,
-  GROUP_ROWS,
-  groupBytes,
-  groupsOf,
-  packedSegments,
-} from '../../src/backend/cpu/formats.ts';
-import { storeUnit, storeUnits } from '../../src/backend/cpu/store.ts';
-import type { Arena, Kernels } from '../../src/backend/cpu/task.ts';
+import { cpuFormats, groupBytes } from '../../src/backend/cpu/formats.ts';
 import { Gpu } from '../../src/backend/gpu/device.ts';
 import { gpuFormat, gpuFormats } from '../../src/backend/gpu/formats/index.ts';
-import { type GpuFormat, planeWords, toPlanes } from '../../src/backend/gpu/formats.ts';
+import { type GpuFormat, planeWords } from '../../src/backend/gpu/formats.ts';
 import { Repacker, type RepackJob, type SourceLayout, workgroupsOf } from '../../src/backend/gpu/repack.ts';
 import { REPACK_THREADS } from '../../src/backend/gpu/repack-code.ts';
 import { InternalError } from '../../src/errors.ts';
@@ -23,6 +13,7 @@ import { nodePlatform } from '../../src/platform/node.ts';
 import { formatOf } from '../../src/quant/index.ts';
 // Points the Vulkan loader at a driver before Dawn is opened.
 import '../support/gpu.ts';
+import { inGroups, inPlanes, matrixOf, type Placed } from '../support/matrices.ts';
 
 const opened: Gpu[] = [];
 after(() => {
@@ -37,76 +28,6 @@ async function open(unchecked: boolean): Promise<Gpu> {
 
 const checked = await open(false);
 const unchecked = await open(true);
-
-/** A matrix and where it goes. */
-interface Placed {
-  readonly format: GpuFormat;
-  readonly columns: number;
-  readonly rows: number;
-  /** As the file has them. */
-  readonly bytes: Uint8Array;
-}
-
-let state = 1;
-/** Any bits: no format minds. */
-function randomBytes(length: number): Uint8Array {
-  const bytes = new Uint8Array(length);
-  for (let i = 0; i < length; i++) {
-    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
-    bytes[i] = state >>> 24;
-  }
-  return bytes;
-}
-
-function matrixOf(id: string, rows: number, columns: number): Placed {
-  const format = gpuFormat(id) as GpuFormat;
-  const { blockBytes, blockLength } = formatOf(id);
-  return { format, columns, rows, bytes: randomBytes(rows * (columns / blockLength) * blockBytes) };
-}
-
-const wasm = new WebAssembly.Module(readFileSync(new URL('../../build/conclave-simd.wasm', import.meta.url)));
-
-/** The matrix as the CPU's own kernel puts it into an arena. */
-function inGroups({ format: { id }, columns, rows, bytes }: Placed): Uint8Array {
-  const { blockBytes, blockLength } = formatOf(id);
-  const size = groupBytes(id, columns);
-  const groups = groupsOf(rows);
-  const scratch = 1024;
-  const offset = scratch + Math.ceil(size / 64) * 64;
-  const pages = Math.ceil((offset + groups * size) / 65536);
-  const memory = new WebAssembly.Memory({ initial: pages, maximum: 65536, shared: true });
-  const { exports } = new WebAssembly.Instance(wasm, { env: { memory } });
-  const arena: Arena = {
-    kernels: exports as unknown as Kernels,
-    bytes: new Uint8Array(memory.buffer),
-    i32: new Int32Array(memory.buffer),
-    f32: new Float32Array(memory.buffer),
-    scratch,
-    brought: { serial: -1, from: 0, key: 0 },
-  };
-  const piece = {
-    arena: 0,
-    offset,
-    groups,
-    groupBytes: size,
-    lastRows: rows - (groups - 1) * GROUP_ROWS,
-    blocks: columns / blockLength,
-    blockBytes,
-    segments: packedSegments(cpuFormat(id) as (typeof cpuFormats)[number]),
-    source: 0,
-    fileOffset: 0,
-    bytes: bytes.length,
-  };
-  arena.bytes.set(bytes, offset);
-  for (let unit = 0; unit < storeUnits(piece); unit++) storeUnit(piece, unit, arena);
-  return arena.bytes.slice(offset, offset + groups * size);
-}
-
-function inPlanes({ format, columns, rows, bytes }: Placed): Uint8Array {
-  const target = new Uint8Array(rows * planeWords(format, columns).rowWords * 4);
-  toPlanes(format, columns, bytes, target);
-  return target;
-}
 
 const USAGE = 0x80 | 0x8 | 0x4;
 const DIRTY = 0xa5;

@@ -5,7 +5,7 @@
 
 import type { Backend } from '../../src/backend/backend.ts';
 import { runEngine } from '../../src/engine/loop.ts';
-import { NonFiniteError, Refusal } from '../../src/errors.ts';
+import { NonFiniteError, Refusal, SourceError } from '../../src/errors.ts';
 import { workerPort } from '../../src/platform/worker-port.ts';
 import { DrawingExecutable, type DrawingOptions, FakeExecutable, ProfilingExecutable } from './fake-executable.ts';
 
@@ -29,7 +29,7 @@ const FAULTS: Readonly<Record<number, () => void>> = {
 const backend: Backend = {
   device: 'reference',
   rows: [],
-  async prepare({ plan, spec, sources, onProgress }) {
+  async prepare({ plan, spec, sources, onProgress, onFault }) {
     if (plan.architecture === 'refused')
       throw new Refusal('nothing serves this', { reasons: [{ row: 'row', reason: 'because' }] });
     if (plan.architecture === 'dies') process.exit(4);
@@ -42,6 +42,7 @@ const backend: Backend = {
       if (!own.every((byte, at) => byte === shared[at])) throw new Error('two ways of reading differ');
       onProgress?.({ bytesDone: size, bytesTotal: size });
     }
+    if (plan.architecture === 'limps') onFault?.(new SourceError('the disk is gone'));
     const options: DrawingOptions = {
       pages: plan.cache.pages,
       vocabulary: spec.vocabulary,

@@ -18,8 +18,8 @@ export const SAFE: SamplingOptions = {
   logitBias: Object.fromEntries([0, 120, 121, 122, 123].map((id) => [id, -Infinity])),
 };
 
-export interface FakeModelOptions extends Pick<LoadOptions, 'onProgress' | 'signal'> {
-  /** `fake`, or `refused`, `dies`, `never`: how preparing goes; `profiled`: it tells where its time goes; `draws`: it draws tokens itself. */
+export interface FakeModelOptions extends Pick<LoadOptions, 'onFault' | 'onProgress' | 'signal'> {
+  /** `fake`, or `refused`, `dies`, `never`: how preparing goes; `profiled`: it tells where its time goes; `draws`: it draws tokens itself; `limps`: something failed without which it goes on. */
   readonly architecture?: string;
   readonly context?: number;
   readonly pages?: number;
@@ -79,6 +79,7 @@ export async function fakeModel(options: FakeModelOptions = {}): Promise<LoadedM
     sampling = {},
     onWorker,
     onProgress,
+    onFault,
     signal,
   } = options;
   const { plan, spec, graph } = fakePlan({ architecture, context, pages });
@@ -97,6 +98,7 @@ export async function fakeModel(options: FakeModelOptions = {}): Promise<LoadedM
     weights: new Map(),
     sources,
     onProgress,
+    onFault,
     signal,
   });
   return new LoadedModel({

@@ -1,42 +1,68 @@
 /**
- * Brings experts from where the CPU keeps them to the device's slots. The host only copies bytes, into staging buffers that stay
- * mapped while they are not on their way; the device puts them into planes (`repack.ts`).
+ * Brings experts to the device's slots, from memory or from the model's file (`expert-feed.ts`). The host only moves bytes, into
+ * staging buffers that stay mapped while they are not on their way; the device puts them into planes (`repack.ts`).
  */
 
-import { OutOfMemoryError } from '../../errors.ts';
+import { DisposedError, InternalError, OutOfMemoryError, SourceError } from '../../errors.ts';
 import type { Weights } from '../../model/weights.ts';
-import type { ExpertRunner } from '../backend.ts';
 import type { Gpu } from './device.ts';
+import type { ExpertFeed, ExpertMatrix } from './expert-feed.ts';
+import { CheaperFeed, type FeedChoice, type FeedName } from './feed-choice.ts';
 import { gpuFormat } from './formats/index.ts';
 import { planeWords } from './formats.ts';
 import { Repacker, type RepackJob, type RepackKind } from './repack.ts';
 import type { Carrier, Carrying, Placing } from './residency.ts';
 import { EXPERT_PARTS, type Slab, slabWeight } from './slab.ts';
+import { Staging } from './staging.ts';
 
-const MAP_WRITE = 0x2;
-const COPY_SRC = 0x4;
 const COPY_DST = 0x8;
 const STORAGE = 0x80;
 
-/** Bytes of a staging buffer: fewer and larger submissions cost the host less. */
-const STAGING_BYTES = 32 * 2 ** 20;
-/** Staging buffers: one is filled while the others are on their way. */
-const STAGINGS = 3;
+/** Bytes of a staging buffer: fewer and larger submissions cost the host less, smaller ones begin sooner. */
+const STAGING_BYTES = 16 * 2 ** 20;
+/** Staging buffers: some are filled while the others are on their way. */
+const STAGINGS = 4;
+/** Of these, filled at once: reads of the next one go on while one is ended. */
+const FILLED_AT_ONCE = 2;
+/** Where matrices begin in them. */
+const ALIGN_BYTES = 64;
 
+/** A matrix of every expert of a layer. */
 interface Part extends RepackKind {
   readonly rows: number;
-  /** Bytes where the CPU keeps one, and in a slot. */
-  readonly homeBytes: number;
+  readonly part: ExpertMatrix['part'];
+  /** Bytes of one where each feed has it, and in a slot. */
+  readonly feedBytes: Readonly<Record<FeedName, number>>;
   readonly slotBytes: number;
   readonly target: GPUBuffer;
 }
 
-interface Staging {
-  readonly buffer: GPUBuffer;
-  /** When it is mapped again; absent: it is. */
-  ready?: Promise<void> | undefined;
-  /** Its memory, once asked for: it can be had once a mapping. */
-  memory?: Uint8Array | undefined;
+/** A feed, and what makes planes of what it gives. */
+interface Way {
+  readonly name: FeedName;
+  readonly feed: ExpertFeed;
+  readonly repacker: Repacker;
+}
+
+/** Experts on their way that fit into a staging buffer, and its turn. */
+interface Load {
+  readonly placings: readonly Placing[];
+  readonly staging: Staging;
+  readonly turn: number;
+}
+
+interface Loading {
+  /** Copies one more matrix. @returns whether there was one, and it could be done at once */
+  advance(): boolean;
+  finish(): Promise<void>;
+}
+
+/** A matrix on its way, and where it lies in the staging buffer. */
+interface Piece {
+  readonly matrix: ExpertMatrix;
+  readonly at: number;
+  readonly bytes: number;
+  readonly job: RepackJob;
 }
 
 export interface CarrierOptions {
@@ -45,85 +71,95 @@ export interface CarrierOptions {
   readonly weights: Weights;
   /** The buffer of a slab's stack, by the stack's name. */
   readonly bufferOf: (name: string) => GPUBuffer;
-  readonly home: NonNullable<ExpertRunner['home']>;
-  readonly copyBytes: (from: Uint8Array, to: Uint8Array) => void;
+  /** Where experts come from; `file` where there is one. The carrier closes them. */
+  readonly feeds: { readonly memory: ExpertFeed; readonly file?: ExpertFeed | undefined };
+  /** Absent: whichever costs less. */
+  readonly choice?: FeedChoice;
+  /** Of a staging buffer, at the least as many as an expert takes; absent: what suits most devices. */
+  readonly stagingBytes?: number;
+  /** The file failed, and memory serves from now on; told once. */
+  readonly onFileFault?: ((error: SourceError) => void) | undefined;
+}
+
+interface Made {
+  readonly ways: readonly Way[];
+  /** By layer. */
+  readonly parts: ReadonlyMap<number, readonly Part[]>;
+  readonly stagings: readonly Staging[];
+  readonly raw: GPUBuffer;
 }
 
 export class ExpertCarrier implements Carrier {
   readonly #options: CarrierOptions;
-  readonly #repacker: Repacker;
-  /** By layer. */
+  readonly #ways: readonly Way[];
   readonly #parts: ReadonlyMap<number, readonly Part[]>;
   readonly #stagings: readonly Staging[];
   readonly #raw: GPUBuffer;
+  readonly #choice: FeedChoice;
   #next = 0;
+  #fileFailed = false;
+  #closing: Promise<unknown> | undefined;
+  /** Experts and bytes brought so far, and how many of the bytes out of the file. */
+  experts = 0;
+  bytesBrought = 0;
+  bytesRead = 0;
 
-  private constructor(
-    options: CarrierOptions,
-    made: {
-      readonly repacker: Repacker;
-      readonly parts: ReadonlyMap<number, readonly Part[]>;
-      readonly stagings: readonly Staging[];
-      readonly raw: GPUBuffer;
-    },
-  ) {
+  private constructor(options: CarrierOptions, { ways, parts, stagings, raw }: Made) {
     this.#options = options;
-    this.#repacker = made.repacker;
-    this.#parts = made.parts;
-    this.#stagings = made.stagings;
-    this.#raw = made.raw;
+    this.#choice = options.choice ?? new CheaperFeed();
+    this.#ways = ways;
+    this.#parts = parts;
+    this.#stagings = stagings;
+    this.#raw = raw;
   }
 
-  /** @throws OutOfMemoryError `out_of_memory` */
+  /** @throws OutOfMemoryError `out_of_memory`; then the feeds stay the caller's to close */
   static async make(options: CarrierOptions): Promise<ExpertCarrier> {
-    const { gpu, slabs, weights, bufferOf } = options;
-    const { device } = gpu;
-    const kinds = slabs.flatMap((_, index) =>
+    const { gpu, slabs, weights, bufferOf, feeds, stagingBytes = STAGING_BYTES } = options;
+    const kinds = slabs.flatMap(({ layers }, index) =>
       EXPERT_PARTS.map((part) => {
-        const { format, shape } = slabWeight(slabs, index, part, weights);
-        return { format, columns: shape.at(-1) as number, rows: shape.at(-2) as number, part, index };
+        const { format, shape, name } = slabWeight(slabs, index, part, weights);
+        return { format, columns: shape.at(-1) as number, rows: shape.at(-2) as number, part, layers, name };
       }),
     );
-    const repacker = await Repacker.make(gpu, kinds, 'groups');
-    const partsOf = (slab: number) =>
-      kinds
-        .filter(({ index }) => index === slab)
-        .map(({ format, columns, rows, part, index }): Part => {
-          const known = gpuFormat(format) as NonNullable<ReturnType<typeof gpuFormat>>;
-          return {
-            format,
-            columns,
-            rows,
-            homeBytes: repacker.sourceBytes({ format, columns, rows }),
-            slotBytes: rows * planeWords(known, columns).rowWords * 4,
-            target: bufferOf(slabWeight(slabs, index, part, weights).name),
-          };
-        });
-    const parts = new Map(slabs.flatMap(({ layers }, slab) => layers.map((layer) => [layer, partsOf(slab)] as const)));
-    const largest = Math.max(...[...parts.values()].map(bytesOf));
-    const size = Math.ceil(Math.max(STAGING_BYTES, largest) / 16) * 16;
+    const ways: Way[] = [];
+    for (const [name, feed] of Object.entries(feeds) as [FeedName, ExpertFeed | undefined][]) {
+      if (feed === undefined) continue;
+      ways.push({ name, feed, repacker: await Repacker.make(gpu, kinds, feed.layout) });
+    }
+    const parts = new Map<number, Part[]>();
+    for (const { format, columns, rows, part, layers, name } of kinds) {
+      const known = gpuFormat(format) as NonNullable<ReturnType<typeof gpuFormat>>;
+      const slotBytes = rows * planeWords(known, columns).rowWords * 4;
+      for (const layer of layers) {
+        const feedBytes = { memory: 0, file: 0 };
+        for (const { name: from, feed, repacker } of ways) {
+          feedBytes[from] = checkedBytes(
+            feed.bytesOf({ layer, part }),
+            repacker.sourceBytes({ format, columns, rows }),
+          );
+        }
+        const own = parts.get(layer) ?? [];
+        own.push({ format, columns, rows, part, feedBytes, slotBytes, target: bufferOf(name) });
+        parts.set(layer, own);
+      }
+    }
+    const bytes = Math.max(aligned(stagingBytes), ...[...parts.values()].map(stagedBytes));
     return gpu.guarded(() => {
+      const stagings: Staging[] = [];
       try {
-        const stagings = Array.from(
-          { length: STAGINGS },
-          (_, index): Staging => ({
-            buffer: device.createBuffer({
-              label: `experts on their way ${index}`,
-              size,
-              usage: MAP_WRITE | COPY_SRC,
-              mappedAtCreation: true,
-            }),
-          }),
-        );
-        const raw = device.createBuffer({ label: 'experts as they come', size, usage: STORAGE | COPY_DST });
-        return new ExpertCarrier(options, { repacker, parts, stagings, raw });
+        for (let index = 0; index < STAGINGS; index++) {
+          stagings.push(new Staging(gpu, { label: `experts on their way ${index}`, bytes }));
+        }
+        const usage = STORAGE | COPY_DST;
+        const raw = gpu.device.createBuffer({ label: 'experts as they come', size: bytes, usage });
+        return new ExpertCarrier(options, { ways, parts, stagings, raw });
       } catch (cause) {
+        for (const staging of stagings) staging.destroy();
         // Mapped memory that cannot be had is no event of the device.
         throw new OutOfMemoryError(
           `memory for bringing experts to the GPU cannot be had: ${(cause as Error).message}`,
-          {
-            cause,
-          },
+          { cause },
         );
       }
     });
@@ -133,98 +169,197 @@ export class ExpertCarrier implements Carrier {
     return this.#raw.size;
   }
 
-  async carry(placings: readonly Placing[]): Promise<void> {
-    const { size } = (this.#stagings[0] as Staging).buffer;
-    for (let from = 0; from < placings.length; ) {
-      let end = from;
-      for (let bytes = 0; end < placings.length; end++) {
-        bytes += bytesOf(this.#partsOf((placings[end] as Placing).layer));
-        if (bytes > size) break;
-      }
-      await this.#load(placings.slice(from, end)).finish();
-      from = end;
-    }
+  carry(placings: readonly Placing[]): Promise<void> {
+    return this.begin(placings).finish();
   }
 
   begin(placings: readonly Placing[]): Carrying {
-    const { size } = (this.#stagings[0] as Staging).buffer;
-    const bytes = placings.reduce((sum, { layer }) => sum + bytesOf(this.#partsOf(layer)), 0);
-    // Too much for one is brought all at once, at the end.
-    if (bytes > size) return { advance: () => {}, finish: () => this.carry(placings) };
-    return this.#load(placings);
+    const waiting = [...this.#loadsOf(placings)];
+    const begun = waiting.splice(0, FILLED_AT_ONCE).map((load) => this.#begin(load));
+    return {
+      advance: () => {
+        begun.some((load) => load.advance());
+      },
+      finish: async () => {
+        for (let load = begun.shift(); load !== undefined; load = begun.shift()) {
+          await load.finish();
+          const next = waiting.shift();
+          if (next !== undefined) begun.push(this.#begin(next));
+        }
+      },
+    };
+  }
+
+  /** As many together as fit into a staging buffer. */
+  #loadsOf(placings: readonly Placing[]): readonly (readonly Placing[])[] {
+    const { bytes: most } = this.#stagings[0] as Staging;
+    const loads: Placing[][] = [];
+    let bytes = most;
+    for (const placing of placings) {
+      const own = stagedBytes(this.#partsOf(placing.layer));
+      if (bytes + own > most) {
+        loads.push([]);
+        bytes = 0;
+      }
+      loads.at(-1)?.push(placing);
+      bytes += own;
+    }
+    return loads;
   }
 
   expertBytes(layer: number): number {
-    return bytesOf(this.#partsOf(layer));
+    return this.#partsOf(layer).reduce((sum, { slotBytes }) => sum + slotBytes, 0);
   }
 
   #partsOf(layer: number): readonly Part[] {
     return this.#parts.get(layer) as readonly Part[];
   }
 
-  /** A staging buffer on its way to be filled with experts that fit into it, matrix by matrix. */
-  #load(placings: readonly Placing[]): Carrying {
-    const { gpu, home, copyBytes } = this.#options;
-    const pieces = placings.flatMap((placing) =>
-      this.#partsOf(placing.layer).map((part, index) => ({ ...placing, part, index })),
-    );
-    const jobs: RepackJob[] = [];
-    let at = 0;
+  #begin(placings: readonly Placing[]): Loading {
     const staging = this.#stagings[this.#next] as Staging;
-    if (pieces.length > 0) this.#next = (this.#next + 1) % this.#stagings.length;
+    this.#next = (this.#next + 1) % this.#stagings.length;
+    const load = { placings, staging, turn: staging.take() };
+    const file = this.#ways.find(({ name }) => name === 'file');
+    return file !== undefined && !this.#fileFailed && this.#choice.next() === 'file'
+      ? this.#reading(file, load)
+      : this.#copying(load);
+  }
+
+  /** Out of memory, matrix by matrix, by this thread. */
+  #copying(load: Load): Loading {
+    const { staging, placings, turn } = load;
+    const way = this.#ways.find(({ name }) => name === 'memory') as Way;
+    const pieces = this.#piecesOf(way, placings);
+    let done = 0;
+    let ms = 0;
     const copyNext = () => {
-      const { layer, expert, slot, part, index } = pieces[jobs.length] as (typeof pieces)[number];
-      staging.memory ??= new Uint8Array(staging.buffer.getMappedRange());
-      copyBytes(home(layer, EXPERT_PARTS[index] as (typeof EXPERT_PARTS)[number], expert), staging.memory.subarray(at));
-      const { format, columns, rows, target, slotBytes, homeBytes } = part;
-      jobs.push({ format, columns, rows, source: at, target, targetOffset: slot * slotBytes });
-      at += homeBytes;
+      const startMs = performance.now();
+      const { matrix, at, bytes } = pieces[done++] as Piece;
+      staging.write({ turn, at, bytes }, (memory) => way.feed.read(matrix, memory));
+      ms += performance.now() - startMs;
     };
     return {
       advance: () => {
-        if (staging.ready === undefined && jobs.length < pieces.length) copyNext();
+        if (!staging.idle || done === pieces.length) return false;
+        copyNext();
+        return true;
       },
       finish: async () => {
-        if (pieces.length === 0) return;
-        if (staging.ready !== undefined) await staging.ready;
-        gpu.check();
-        while (jobs.length < pieces.length) copyNext();
-        this.#send(staging, jobs, at);
+        await staging.untilIdle();
+        while (done < pieces.length) copyNext();
+        this.#send(way, load, pieces);
+        this.#learn(way, pieces, ms);
       },
     };
   }
 
-  #send(staging: Staging, jobs: readonly RepackJob[], bytes: number): void {
-    const { device } = this.#options.gpu;
-    staging.memory = undefined;
-    staging.buffer.unmap();
-    const encoder = device.createCommandEncoder();
-    encoder.copyBufferToBuffer(staging.buffer, 0, this.#raw, 0, bytes);
-    this.#repacker.encode(encoder, { raw: this.#raw, jobs });
-    device.queue.submit([encoder.finish()]);
-    // Why it fails, the device says.
-    const ready = staging.buffer.mapAsync(MAP_WRITE).then(
-      () => {
-        if (staging.ready === ready) staging.ready = undefined;
+  /** Out of the file: all is asked for at once, and nothing is left to do but to wait. */
+  #reading(way: Way, load: Load): Loading {
+    const { staging, placings, turn } = load;
+    const pieces = this.#piecesOf(way, placings);
+    let startMs = 0;
+    const fill = async () => {
+      if (!staging.idle) await staging.untilIdle();
+      startMs = performance.now();
+      const { feed } = way;
+      await Promise.all(
+        pieces.map(({ matrix, at, bytes }) =>
+          staging.write({ turn, at, bytes }, (memory) => feed.read(matrix, memory)),
+        ),
+      );
+      await feed.verify?.(pieces.map(({ matrix }) => matrix));
+    };
+    const filled = fill();
+    // Heard when it is ended, if it is.
+    filled.catch(() => {});
+    return {
+      advance: () => false,
+      finish: async () => {
+        const askedMs = performance.now();
+        try {
+          await filled;
+        } catch (error) {
+          if (this.#closing !== undefined) throw new DisposedError('the GPU backend');
+          if (!(error instanceof SourceError)) throw error;
+          this.#giveUpFile(error);
+          // What has come of it is written over.
+          return this.#copying(load).finish();
+        }
+        const ms = performance.now() - Math.max(askedMs, startMs);
+        this.#send(way, load, pieces);
+        this.#learn(way, pieces, ms);
       },
-      () => {},
+    };
+  }
+
+  #piecesOf({ name }: Way, placings: readonly Placing[]): readonly Piece[] {
+    let end = 0;
+    return placings.flatMap(({ layer, expert, slot }) =>
+      this.#partsOf(layer).map(({ format, columns, rows, part, feedBytes, slotBytes, target }): Piece => {
+        const at = end;
+        const bytes = feedBytes[name];
+        end += aligned(bytes);
+        const job = { format, columns, rows, source: at, target, targetOffset: slot * slotBytes };
+        return { matrix: { layer, part, expert }, at, bytes, job };
+      }),
     );
-    staging.ready = ready;
+  }
+
+  #send({ repacker }: Way, { staging, turn }: Load, pieces: readonly Piece[]): void {
+    const { gpu } = this.#options;
+    if (this.#closing !== undefined) throw new DisposedError('the GPU backend');
+    gpu.check();
+    const { at, bytes } = pieces.at(-1) as Piece;
+    staging.send(turn, (buffer) => {
+      const encoder = gpu.device.createCommandEncoder();
+      encoder.copyBufferToBuffer(buffer, 0, this.#raw, 0, aligned(at + bytes));
+      repacker.encode(encoder, { raw: this.#raw, jobs: pieces.map(({ job }) => job) });
+      gpu.device.queue.submit([encoder.finish()]);
+    });
+  }
+
+  #learn({ name }: Way, pieces: readonly Piece[], ms: number): void {
+    const bytes = pieces.reduce((sum, piece) => sum + piece.bytes, 0);
+    this.#choice.learn(name, { bytes, ms });
+    this.experts += pieces.length / EXPERT_PARTS.length;
+    this.bytesBrought += bytes;
+    if (name === 'file') this.bytesRead += bytes;
+  }
+
+  #giveUpFile(error: SourceError): void {
+    if (this.#fileFailed) return;
+    this.#fileFailed = true;
+    this.#options.onFileFault?.(error);
   }
 
   /** Gives up what is on its way. */
   destroy(): void {
-    for (const { buffer } of this.#stagings) buffer.destroy();
+    if (this.#closing !== undefined) return;
+    // What is being read still has its memory.
+    this.#closing = Promise.allSettled(this.#ways.map(({ feed }) => feed.close()));
+    for (const staging of this.#stagings) staging.destroy();
     this.#raw.destroy();
-    this.#repacker.destroy();
+    for (const { repacker } of this.#ways) repacker.destroy();
   }
 
   /** Settles when nothing is on its way any more. */
   async settled(): Promise<void> {
-    await Promise.allSettled(this.#stagings.map(({ ready }) => ready));
+    await Promise.allSettled([this.#closing, ...this.#stagings.map((staging) => staging.settled())]);
   }
 }
 
-function bytesOf(parts: readonly Part[]): number {
-  return parts.reduce((sum, { homeBytes }) => sum + homeBytes, 0);
+function aligned(bytes: number): number {
+  return Math.ceil(bytes / ALIGN_BYTES) * ALIGN_BYTES;
+}
+
+/** Bytes that an expert takes in a staging buffer, whichever way it comes. */
+function stagedBytes(parts: readonly Part[]): number {
+  return parts.reduce((sum, { feedBytes: { memory, file } }) => sum + aligned(Math.max(memory, file)), 0);
+}
+
+function checkedBytes(found: number, expected: number): number {
+  if (found === expected) return found;
+  throw new InternalError(
+    `a matrix of an expert has ${found} bytes where it comes from, and ${expected} were expected`,
+  );
 }

@@ -1,12 +1,14 @@
 /** Sets up what a model with split experts needs beside its program: slots, what brings experts there, and who computes the others. */
 
-import { InternalError } from '../../errors.ts';
+import { InternalError, SourceError } from '../../errors.ts';
 import { ExpertCache } from '../../experts/cache.ts';
 import type { Platform } from '../../platform/platform.ts';
 import type { PrepareRequest } from '../backend.ts';
 import type { Binding } from './builder.ts';
 import type { Gpu } from './device.ts';
 import { ExpertCarrier } from './expert-carrier.ts';
+import { MemoryFeed } from './expert-feed.ts';
+import { FileFeed } from './file-feed.ts';
 import type { GpuProgram } from './layout.ts';
 import type { Recorder } from './recorder.ts';
 import { CachedResidency } from './residency.ts';
@@ -17,7 +19,7 @@ import { SplitRun } from './split-run.ts';
  * @throws OutOfMemoryError `out_of_memory`
  */
 export async function makeSplit(
-  { plan, spec, weights, experts, routing, expertUses }: PrepareRequest,
+  request: PrepareRequest,
   made: {
     readonly gpu: Gpu;
     readonly program: GpuProgram;
@@ -26,6 +28,8 @@ export async function makeSplit(
     readonly bufferOf: (binding: Binding) => GPUBuffer;
   },
 ): Promise<SplitRun | undefined> {
+  const { plan, spec, weights, experts, routing, expertUses, onFault } = request;
+  const onFileFault = (error: SourceError) => onFault?.(fromMemory(error));
   const { gpu, program, recorder, platform, bufferOf } = made;
   const split = plan.experts;
   if (split === undefined) return undefined;
@@ -43,14 +47,22 @@ export async function makeSplit(
     uses: expertUses,
   });
   const residency = new CachedResidency(cache, uploads);
-  const carrier = await ExpertCarrier.make({
-    gpu,
-    slabs,
-    weights,
-    home,
-    bufferOf: (name) => bufferOf({ kind: 'weight', name }),
-    copyBytes: (from, to) => platform.copyBytes(from, to),
-  });
+  const file = await openFile(request, { layers, platform, onFileFault });
+  const memory = new MemoryFeed({ home, copyBytes: (from, to) => platform.copyBytes(from, to) });
+  let carrier: ExpertCarrier;
+  try {
+    carrier = await ExpertCarrier.make({
+      gpu,
+      slabs,
+      weights,
+      bufferOf: (name) => bufferOf({ kind: 'weight', name }),
+      feeds: { memory, file },
+      onFileFault,
+    });
+  } catch (error) {
+    await file?.close();
+    throw error;
+  }
   const slabOf = new Map(slabs.flatMap((slab) => slab.layers.map((layer) => [layer, slab] as const)));
   const run = new SplitRun({
     gpu,
@@ -79,6 +91,36 @@ export async function makeSplit(
     return run;
   } catch (error) {
     run.abandon();
+    // Before the device is closed: files may still be being read into its memory.
+    await run.settled();
     throw error;
   }
+}
+
+/** The model's file as a feed, where there is one that can be read. */
+async function openFile(
+  { weights, sources }: PrepareRequest,
+  how: {
+    readonly layers: readonly number[];
+    readonly platform: Platform;
+    readonly onFileFault: (error: SourceError) => void;
+  },
+): Promise<FileFeed | undefined> {
+  const { layers, platform, onFileFault } = how;
+  try {
+    return await FileFeed.open({ weights, sources, layers }, platform);
+  } catch (error) {
+    if (!(error instanceof SourceError)) throw error;
+    onFileFault(error);
+    return undefined;
+  }
+}
+
+/** Nothing is lost but time: all experts have their homes. */
+function fromMemory(error: SourceError): SourceError {
+  const { message, data } = error;
+  return new SourceError(`${message}; from now on experts are copied to the GPU from memory, which is slower`, {
+    data,
+    cause: error,
+  });
 }
