@@ -116,11 +116,14 @@ export async function findAdapter(platform: Pick<Platform, 'gpu'>, choice?: GpuC
 /** A device and what has become of it. */
 export class Gpu {
   readonly device: GPUDevice;
+  /** Computed by the processor. */
+  readonly software: boolean;
   #failure: Error | undefined;
   #closed = false;
 
-  private constructor(device: GPUDevice) {
+  private constructor(device: GPUDevice, software: boolean) {
     this.device = device;
+    this.software = software;
     void device.lost.then(({ message, reason }) => {
       if (this.#closed) return;
       this.#failure ??= new DeviceLostError(
@@ -140,7 +143,8 @@ export class Gpu {
     const requiredLimits = Object.fromEntries(raised.map((name) => [name, adapter.limits[name]]));
     const requiredFeatures = wanted.filter((feature) => adapter.features.has(feature)) as unknown as GPUFeatureName[];
     try {
-      return new Gpu(await adapter.requestDevice({ requiredFeatures, requiredLimits }));
+      const device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
+      return new Gpu(device, adapterFacts(adapter).software);
     } catch (cause) {
       throw new DeviceLostError(`the GPU gave no device: ${(cause as Error).message}`, { cause });
     }

@@ -22,6 +22,11 @@ const STORAGE = 0x80;
 const STAGING_BYTES = 16 * 2 ** 20;
 /** Staging buffers: some are filled while the others are on their way. */
 const STAGINGS = 4;
+
+/** Bytes that experts on their way take, on the device and where it reads from. @param largest bytes of the largest expert */
+export function carrierBytes(largest: number): number {
+  return (STAGINGS + 1) * Math.max(STAGING_BYTES, largest);
+}
 /** Of these, filled at once: reads of the next one go on while one is ended. */
 const FILLED_AT_ONCE = 2;
 /** Where matrices begin in them. */

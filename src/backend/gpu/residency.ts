@@ -13,6 +13,8 @@ export interface Placing {
 /** Which experts are in slots, as the host knows it: what it says changes between runs only. */
 export interface Residency {
   slotOf(layer: number, expert: number): number | undefined;
+  /** Whether any of a layer's experts is in a slot. */
+  holds(layer: number): boolean;
   /** Which experts the rows of a layer's run chose, [rows · used]. */
   chosen(layer: number, ids: ArrayLike<number>, rows: number): void;
   /** A run over so many rows has been through all layers. */
@@ -76,6 +78,10 @@ export class CachedResidency implements Residency {
 
   slotOf(layer: number, expert: number): number | undefined {
     return this.#cache.lookup(layer, expert);
+  }
+
+  holds(layer: number): boolean {
+    return this.#cache.table(layer)?.some((slot) => slot >= 0) ?? false;
   }
 
   chosen(layer: number, ids: ArrayLike<number>, rows: number): void {

@@ -14,6 +14,7 @@ import type { Mode } from '../kernel.ts';
 import { ABSENT, type Binding, type Pause, type RunShape } from './builder.ts';
 import type { Gpu } from './device.ts';
 import { allFinite } from './finite.ts';
+import type { Pulse } from './pulse.ts';
 import { readBuffer } from './readback.ts';
 import type { Recorder } from './recorder.ts';
 import type { Carrier, Placing, Residency } from './residency.ts';
@@ -35,6 +36,8 @@ export interface SplitOptions {
   readonly shape: SplitShape;
   /** For measurements: which experts rows take, whatever the router says. */
   readonly routing?: GivenRouting;
+  /** Absent where it would be of no use. */
+  readonly pulse?: Pulse;
 }
 
 /** Numbers of a split model. */
@@ -42,6 +45,8 @@ export interface SplitShape {
   readonly hidden: number;
   readonly used: number;
   readonly experts: number;
+  /** Whether there is an expert that every row goes through. */
+  readonly shared: boolean;
   /** Most rows of a run. */
   readonly rows: number;
   /** Most results of the CPU's in a layer's run. */
@@ -59,6 +64,9 @@ interface Running {
   /** What the host does while experts are computed. */
   readonly aside: () => void;
 }
+
+/** How much of what the CPU takes, as it did last, the device is kept awake: the rest is for what that was more than this time. */
+const AWAKE = 0.5;
 
 /** The CPU's part of a layer, under way. */
 interface Started {
@@ -79,6 +87,8 @@ export class SplitRun {
   readonly #tables: SlotTables;
   readonly #results: HostResults;
   readonly #balance: Balance;
+  /** What a pair of a step took the CPU, the last time. */
+  #pairMs = 0;
   /** Choices that are given, on their way to where the router's stand. */
   readonly #given: GPUBuffer | undefined;
   #reading: Promise<unknown> | undefined;
@@ -177,15 +187,22 @@ export class SplitRun {
       const askedMs = performance.now();
       const given = this.#giveRouting(pause, shape);
       const read = this.#ask(encoder, pause, running);
-      // While the device computes.
-      encoder = this.#encode(running, { first: pause.joins, pause: list[index + 1] });
+      let next: GPUCommandEncoder | undefined;
+      const encodeNext = () => {
+        next ??= this.#encode(running, { first: pause.joins, pause: list[index + 1] });
+        return next;
+      };
+      // While the device computes; of few rows that takes less, and the CPU's part will take longer.
+      if (mode === 'prompt') encodeNext();
       const bytes = await read;
       const chosen = chosenOf(bytes, { ...this.#options.shape, routeWidth: pause.routeWidth, rows: shape.rows, given });
       await this.#answer(running, pause, {
         ...chosen,
         roundTripMs: performance.now() - askedMs,
         rows: mode === 'step' ? new Float32Array(bytes, shape.rows * pause.routeWidth * 4) : undefined,
+        meanwhile: encodeNext,
       });
+      encoder = encodeNext();
     }
     this.watcher?.ended();
     return encoder;
@@ -195,6 +212,7 @@ export class SplitRun {
     this.#ended = true;
     this.#readback.destroy();
     this.#given?.destroy();
+    this.#options.pulse?.destroy();
     this.#options.carrier.destroy();
   }
 
@@ -248,8 +266,15 @@ export class SplitRun {
     { mode, shape: run }: Pick<Running, 'mode' | 'shape'>,
     { layer, asks, joins }: Pause,
   ): void {
+    if (mode === 'step' && !this.#computesHere(layer)) return;
     const timestampWrites = this.timestamps?.(layer);
     this.#options.recorder.recordRange(encoder, mode, { run, first: asks, end: joins, timestampWrites });
+  }
+
+  /** Whether the device has any part in a layer's experts. */
+  #computesHere(layer: number): boolean {
+    const { shape, residency } = this.#options;
+    return shape.shared || residency.holds(layer);
   }
 
   #submit(encoder: GPUCommandEncoder): void {
@@ -294,7 +319,12 @@ export class SplitRun {
   async #answer(
     running: Running,
     pause: Pause,
-    chosen: Chosen & { readonly rows: Float32Array | undefined; readonly roundTripMs: number },
+    chosen: Chosen & {
+      readonly rows: Float32Array | undefined;
+      readonly roundTripMs: number;
+      /** What the host does while the CPU computes. */
+      readonly meanwhile: () => void;
+    },
   ): Promise<void> {
     const { residency, carrier } = this.#options;
     const { mode, shape: run } = running;
@@ -312,8 +342,11 @@ export class SplitRun {
     } else if (rows !== undefined) {
       // This thread's code for the GPU stays in its core's caches so: the CPU's part would drive it out.
       const started = this.#start(pause, rows, { groups: rest, rowAt: (row) => row, apart: true });
+      this.#options.pulse?.beat(AWAKE * this.#pairMs * started.pairs);
       running.aside();
+      chosen.meanwhile();
       this.#results.write(started.finish(), { pairs: started.pairs, rows: run.rows });
+      this.#pairMs = (performance.now() - started.atMs) / started.pairs;
     } else {
       const gathered = await this.#gather(pause, rest);
       const started = this.#start(pause, gathered.rows, { groups: rest, rowAt: gathered.rowAt, apart: true });

@@ -10,6 +10,7 @@ import { ExpertCarrier } from './expert-carrier.ts';
 import { MemoryFeed } from './expert-feed.ts';
 import { FileFeed } from './file-feed.ts';
 import type { GpuProgram } from './layout.ts';
+import { Pulse } from './pulse.ts';
 import type { Recorder } from './recorder.ts';
 import { CachedResidency } from './residency.ts';
 import { SplitRun } from './split-run.ts';
@@ -72,11 +73,14 @@ export async function makeSplit(
     carrier,
     elsewhere: experts,
     routing,
+    // There the processor would count, instead of computing experts.
+    pulse: gpu.software ? undefined : await Pulse.make(gpu),
     pauses: program.pauses,
     shape: {
       hidden: spec.hidden,
       used,
       experts: count,
+      shared: first.moe.shared !== undefined,
       rows: Math.max(plan.maxRows.prompt, plan.maxRows.step),
       hostPairs,
       passes,

@@ -1,5 +1,6 @@
 /** The GPU: each weight in a buffer of its own, activations in buffers that share memory. */
 
+import { carrierBytes } from '../../backend/gpu/expert-carrier.ts';
 import { fuse } from '../../backend/gpu/fuse.ts';
 import { MATRIX_FEATURE } from '../../backend/gpu/kernels/matrix.ts';
 import { layOutGpu } from '../../backend/gpu/layout.ts';
@@ -10,7 +11,7 @@ import { slabWeights } from '../../backend/gpu/slab.ts';
 import { MAX_STEP_ROWS } from '../../backend/kernel.ts';
 import { OutOfMemoryError } from '../../errors.ts';
 import { DEFAULT_BATCH, type Placed, type PlaceRequest, type Placer, type PlanRequest, pagesFor } from '../placer.ts';
-import type { PlannedBuffer, PlannedWeight } from '../plan.ts';
+import type { PlannedBuffer, PlannedExperts, PlannedWeight } from '../plan.ts';
 import { showBytes } from '../show.ts';
 
 /** Rows of a prompt in one run, by default, where products run on subgroup matrices. */
@@ -33,6 +34,18 @@ export const gpuPlacer: Placer = {
 
 function features({ platform }: PlanRequest): ReadonlySet<string> {
   return new Set(platform.adapter?.features);
+}
+
+/** What brings experts to slots, where there are any: a slab has three stacks of as many slots. */
+function carried(stacks: readonly PlannedBuffer[], experts: PlannedExperts | undefined): PlannedBuffer[] {
+  if (experts === undefined) return [];
+  const largest = experts.slabs.map(({ slots, passing }, slab) => {
+    const own = stacks.slice(3 * slab, 3 * slab + 3).reduce((sum, { bytes }) => sum + bytes, 0);
+    return own / (slots + passing);
+  });
+  return [
+    { name: 'experts on their way', bytes: carrierBytes(Math.max(...largest)), device: 'gpu', lifetime: 'model' },
+  ];
 }
 
 /** Bytes that the GPU binds at once, at the most. */
@@ -81,6 +94,7 @@ function place({ request, context, cacheType, promptRows, rows, experts }: Place
   );
   const buffers: PlannedBuffer[] = [
     ...slabs,
+    ...carried(slabs, experts),
     ...program.slots.map(
       (bytes, index): PlannedBuffer => ({ name: `activations ${index}`, bytes, device: 'gpu', lifetime: 'step' }),
     ),
