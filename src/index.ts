@@ -5,8 +5,10 @@ export { load, planModel } from './engine/load.ts';
 export type {
   ChatMessage,
   ExpertStatistics,
+  ExpertStatsSnapshot,
   FinishReason,
   GenerateOptions,
+  LayerSnapshot,
   LoadOptions,
   Model,
   ModelInfo,

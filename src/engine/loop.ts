@@ -237,10 +237,11 @@ class EngineLoop {
         if (command.type === 'dispose') return;
         await this.#obey(command);
       }
-      if (!this.#scheduler.busy) continue;
-      await this.#scheduler.turn();
+      if (this.#scheduler.busy) {
+        await this.#scheduler.turn();
+        if (this.#timeToPost()) this.#postTokens();
+      }
       await this.#experts.settle(!this.#scheduler.busy);
-      if (this.#timeToPost()) this.#postTokens();
     }
   }
 

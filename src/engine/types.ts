@@ -5,7 +5,7 @@
 
 import type { DeviceBandwidth, RunProfile } from '../backend/backend.ts';
 import type { ConclaveError } from '../errors.ts';
-import type { RunStatsSnapshot } from '../experts/stats.ts';
+import type { ExpertStatsSnapshot, LayerSnapshot, RunStatsSnapshot } from '../experts/stats.ts';
 import type { Plan, PlanOptions } from '../plan/plan.ts';
 import type { GivenTrace } from '../plan/routing.ts';
 import type { RoutingBlock } from './routing-recorder.ts';
@@ -146,6 +146,8 @@ export interface Profile extends RunProfile {
   /** How fast the device reads its memory, as measured: the bound of decoding. Absent where there was no room to measure. */
   readonly bandwidth?: DeviceBandwidth;
 }
+
+export type { ExpertStatsSnapshot, LayerSnapshot };
 
 /** What a model's experts did, in prompts and while decoding. */
 export interface ExpertStatistics extends RunStatsSnapshot {
