@@ -183,7 +183,7 @@ describe('slots', () => {
     ] as const) {
       const made = planned(large, { policy, size });
       assert.deepEqual([made.passes, made.hostPairs], [passes, hostPairs]);
-      assert.equal(made.uploads, policy === 'static' ? 0 : 8);
+      assert.equal(made.uploads, policy === 'static' ? 0 : 4);
     }
   });
 });
@@ -212,7 +212,7 @@ describe('a plan', () => {
     const text = explain(plan);
     assert.match(
       text.replaceAll(/\s+/g, ' '),
-      / experts 2,\d{3} of 6,144 on the GPU \(\d\d%, slru, at first as many of each layer, at most 8 brought there a step\); 768 are recommended: ok /,
+      / experts 2,\d{3} of 6,144 on the GPU \(\d\d%, slru, at first as many of each layer, at most 4 brought there a step\); 768 are recommended: ok /,
     );
     assert.match(text, /not reproducible/);
     assert.equal(JSON.parse(JSON.stringify(plan)).experts.slots, experts.slots);

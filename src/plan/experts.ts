@@ -21,7 +21,7 @@ const HOST_PAIRS = 4096;
  * Experts brought to slots in a step, at the most: each costs the host about 0.3 ms of copying, most of it while the CPU computes,
  * and saves the CPU what it would read of it in the steps after.
  */
-const UPLOADS = 8;
+const UPLOADS = 4;
 
 /** Experts that are split, and in how many slots. */
 export interface ExpertChoice {

@@ -67,6 +67,9 @@ interface Running {
 
 /** How much of what the CPU takes, as it did last, the device is kept awake: the rest is for what that was more than this time. */
 const AWAKE = 0.5;
+/** What the CPU must be expected to take for the host to have the time to keep the device awake, and to copy a matrix. */
+const WORTH_A_PULSE_MS = 0.1;
+const WORTH_A_COPY_MS = 0.25;
 
 /** The CPU's part of a layer, under way. */
 interface Started {
@@ -192,8 +195,8 @@ export class SplitRun {
         next ??= this.#encode(running, { first: pause.joins, pause: list[index + 1] });
         return next;
       };
-      // While the device computes; of few rows that takes less, and the CPU's part will take longer.
-      if (mode === 'prompt') encodeNext();
+      // While the device computes; where it has no experts that takes less, and the CPU's part will take longer.
+      if (mode === 'prompt' || this.#computesHere(pause.layer)) encodeNext();
       const bytes = await read;
       const chosen = chosenOf(bytes, { ...this.#options.shape, routeWidth: pause.routeWidth, rows: shape.rows, given });
       await this.#answer(running, pause, {
@@ -342,8 +345,9 @@ export class SplitRun {
     } else if (rows !== undefined) {
       // This thread's code for the GPU stays in its core's caches so: the CPU's part would drive it out.
       const started = this.#start(pause, rows, { groups: rest, rowAt: (row) => row, apart: true });
-      this.#options.pulse?.beat(AWAKE * this.#pairMs * started.pairs);
-      running.aside();
+      const expectedMs = this.#pairMs * started.pairs;
+      if (expectedMs > WORTH_A_PULSE_MS) this.#options.pulse?.beat(AWAKE * expectedMs);
+      if (expectedMs > WORTH_A_COPY_MS) running.aside();
       chosen.meanwhile();
       this.#results.write(started.finish(), { pairs: started.pairs, rows: run.rows });
       this.#pairMs = (performance.now() - started.atMs) / started.pairs;
