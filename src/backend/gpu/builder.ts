@@ -18,6 +18,8 @@ export interface RunShape {
   readonly wanted: number;
   /** The most positions that a row of the run sees. */
   readonly visible: number;
+  /** Whether each row is of a sequence of its own, so that no row sees what another one brings; absent: perhaps not. */
+  readonly alone?: boolean;
   /** Of the wanted rows, the leading ones whose tokens are drawn on the device where their settings say so; absent: 0. */
   readonly drawn?: number;
   /** Whether some of these have penalties or biases; absent: none. */
@@ -80,6 +82,7 @@ export class Builder {
   /** Bytes of every value and buffer. */
   readonly bytes = new Map<string, number>();
   readonly #strides = new Map<ValueName, number>();
+  readonly #unmade = new Map<string, (run: RunShape) => boolean>();
 
   constructor(options: {
     readonly graph: Graph;
@@ -130,6 +133,16 @@ export class Builder {
 
   declareBuffer(name: string, bytes: number): void {
     this.bytes.set(name, Math.max(Math.ceil(bytes / 4) * 4, this.bytes.get(name) ?? 0));
+  }
+
+  /** In runs of a mode for which `where` holds nobody reads a value: the dispatches that make it are left out. */
+  leaveOut(mode: Mode, value: ValueName, where: (run: RunShape) => boolean): void {
+    this.#unmade.set(`${mode} ${value}`, where);
+  }
+
+  /** Whether a run does without the dispatches that make a value; of use once all operations are emitted. */
+  leavesOut(mode: Mode, value: ValueName, run: RunShape): boolean {
+    return this.#unmade.get(`${mode} ${value}`)?.(run) === true;
   }
 
   /** Puts a dispatch behind those emitted before. Each sees everything that earlier ones wrote. */
