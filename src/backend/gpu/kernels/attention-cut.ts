@@ -132,7 +132,6 @@ fn main(
 ) {${subgroups ? '\n  let lane = invocation % 32u;' : ''}
   let row = workgroup.y;
   let head = workgroup.x;
-  if (row >= step[${at.rows}]) { return; }
   let visible = step[${at.positions}u + row] + 1u;
   let length = chunkLength(visible);
   let count = (visible + length - 1u) / length;

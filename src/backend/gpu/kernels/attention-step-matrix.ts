@@ -135,16 +135,17 @@ fn main(
   @builtin(subgroup_id) subgroupId: u32,
 ) {
   let row = workgroup.z;
-  if (row >= step[${at.rows}]) { return; }
   let chunk = workgroup.x;
+  let kvHead = workgroup.y / ${tiles}u;
+  let firstHead = (workgroup.y % ${tiles}u) * ${tile}u;
+${turn?.read ?? ''}
   let visible = step[${at.positions}u + row] + 1u;
+${turn?.angles ?? ''}
   let table = ${at.pages}u + step[${at.pageStarts}u + row];
   let length = chunkLength(visible);
   let first = chunk * length;
   if (first >= visible) { return; }
   let end = min(visible, first + length);
-  let kvHead = workgroup.y / ${tiles}u;
-  let firstHead = (workgroup.y % ${tiles}u) * ${tile}u;
   // What it is anyway; a compiler then knows its bound.
   let subgroup = subgroupId % ${SUBGROUPS}u;
   let ownHead = thread / ${SHARE}u;
@@ -172,7 +173,7 @@ ${each(valueEights, (j, entry) => {
   return `value${j} = values[(origin + ${turn?.besides(seen) ?? seen}) * ${valueEights}u + ${entry} % ${valueEights}u];`;
 })}
     if (start == first) {
-${turn?.query ?? readQuery}
+${turn?.turn ?? readQuery}
     }
 ${turn?.own ?? ''}
     if (start != first) { workgroupBarrier(); }

@@ -14,12 +14,16 @@ import { headLanes, LANE_ELEMENTS, partnerMask } from './head-lanes.ts';
  */
 export interface Turning {
   readonly functions: string;
+  /** Before the loop: reads what the row brings, so that it is there before the page is. */
+  readonly read: string;
+  /** After it, once `visible` is known. */
+  readonly angles: string;
   /** Before the page is loaded. */
   readonly start: string;
   /** The row of a page that is loaded in place of `row`: another one, where that is the row itself. */
   besides(row: string): string;
-  /** In the first round: the thread's part of a query, scaled as scores are, to `low` and `high`. */
-  readonly query: string;
+  /** In the first round: the thread's part of a query, scaled as scores are, to `low` and `high`; and of the key. */
+  readonly turn: string;
   /** After the page is loaded, into `key0` …, `value0` …: the row's own key and value go in, and to the cache. */
   readonly own: string;
 }
@@ -48,43 +52,57 @@ export function turning(
   const mask = partnerMask(rotated);
   const normed = rotated.queryNorm !== undefined || rotated.keyNorm !== undefined;
   const read = (at: string) => `HeadPart(query[${at}], query[${at} + 1u])`;
-  const exchanged = (part: string) =>
-    `vec4f(${['x', 'y', 'z', 'w'].map((c) => `subgroupShuffleXor(x.${part}.${c}, ${mask}u)`).join(', ')})`;
-  /** Statements that turn `x`. */
-  const turn = (kind: 'query' | 'key') => `${
-    normed
-      ? `      var squares = squaresOf(x);
-${range(Math.log2(lanes))
-  .map((i) => `      squares += subgroupShuffleXor(squares, ${1 << i}u);`)
-  .join('\n')}
-      x = ${kind}Normed(x, squares, lane);`
-      : ''
-  }
-      x = turned(x, ${mask === 0 ? 'x' : `HeadPart(${exchanged('low')}, ${exchanged('high')})`}, lane, visible - 1u);`;
+  /** Statements that turn the variables `query` and `key`, side by side, since each exchange waits for the one before. */
+  const both = (line: (kind: 'query' | 'key') => string) => `${line('query')}\n${line('key')}`;
+  const exchanged = (x: string, part: string) =>
+    `vec4f(${['x', 'y', 'z', 'w'].map((c) => `subgroupShuffleXor(${x}.${part}.${c}, ${mask}u)`).join(', ')})`;
+  const squares = range(Math.log2(lanes)).map((i) =>
+    both((kind) => `      ${kind}Squares += subgroupShuffleXor(${kind}Squares, ${1 << i}u);`),
+  );
+  const turn = [
+    both((kind) => `      var ${kind}Part = ${kind}Own;`),
+    ...(normed
+      ? [
+          both((kind) => `      var ${kind}Squares = squaresOf(${kind}Part);`),
+          ...squares,
+          both((kind) => `      ${kind}Part = ${kind}Normed(${kind}Part, ${kind}Squares, ${kind}Weight);`),
+        ]
+      : []),
+    both((kind) => {
+      const part = `${kind}Part`;
+      return `      let ${kind}Partner = ${mask === 0 ? part : `HeadPart(${exchanged(part, 'low')}, ${exchanged(part, 'high')})`};`;
+    }),
+    both((kind) => `      ${kind}Part = turned(${kind}Part, ${kind}Partner, angles, lane);`),
+  ].join('\n');
   const loads = (name: string, eights: number, line: (own: string, row: string) => string) =>
     range((PAGE_ROWS * eights) / threads)
       .map((j) => `      ${line(`${name}${j}`, `(thread + ${j * threads}u) / ${eights}u`)}`)
       .join('\n');
   return {
     functions: `${encodeFour('f16')}\n${headLanes(rotated)}`,
-    start: `    let lane = thread % ${lanes}u;
-    let newest = select(${PAGE_ROWS}u, filled - 1u, start + filled == visible);`,
+    read: `  let lane = thread % ${lanes}u;
+  let turnedHead = thread / ${lanes}u;
+  let rowStart = row * ${rowFours}u;
+  let queryStart = rowStart + (kvHead * ${group}u + min(firstHead + turnedHead, ${group - 1}u)) * ${headDim / 4}u + 2u * lane;
+  let queryOwn = ${read('queryStart')};
+  let keyStart = rowStart + (${heads}u + kvHead) * ${headDim / 4}u + 2u * lane;
+  let keyOwn = ${read('keyStart')};
+  let valueLane = thread % ${valueLanes}u;
+  let valueStart = rowStart + ${((heads + kvHeads) * headDim) / 4}u + kvHead * ${valueDim / 4}u + 2u * valueLane;
+  let ownValue = ${read('valueStart')};
+  let queryWeight = queryNormAt(lane);
+  let keyWeight = keyNormAt(lane);
+  var key = vec4u();`,
+    angles: '  let angles = anglesAt(lane, visible - 1u);',
+    start: `    let newest = select(${PAGE_ROWS}u, filled - 1u, start + filled == visible);`,
     besides: (row) => `((${row}) ^ select(0u, 1u, (${row}) == newest))`,
-    query: `      let head = thread / ${lanes}u;
-      let place = row * ${rowFours}u + (kvHead * ${group}u + min(firstHead + head, ${group - 1}u)) * ${headDim / 4}u + 2u * lane;
-      var x = ${read('place')};
-${turn('query')}
-      let counts = head < ${tile}u && firstHead + head < ${group}u;
-      low = select(vec4f(), x.low * ${scale}, counts);
-      high = select(vec4f(), x.high * ${scale}, counts);`,
+    turn: `${turn}
+      let counts = turnedHead < ${tile}u && firstHead + turnedHead < ${group}u;
+      low = select(vec4f(), queryPart.low * ${scale}, counts);
+      high = select(vec4f(), queryPart.high * ${scale}, counts);
+      key = vec4u(encode(keyPart.low), encode(keyPart.high));`,
     own: `    if (newest < ${PAGE_ROWS}u) {
-      let keyFrom = row * ${rowFours}u + (${heads}u + kvHead) * ${headDim / 4}u + 2u * lane;
-      let valueLane = thread % ${valueLanes}u;
-      let valueFrom = row * ${rowFours}u + ${((heads + kvHeads) * headDim) / 4}u + kvHead * ${valueDim / 4}u + 2u * valueLane;
-      let value = vec4u(encode(query[valueFrom]), encode(query[valueFrom + 1u]));
-      var x = ${read('keyFrom')};
-${turn('key')}
-      let key = vec4u(encode(x.low), encode(x.high));
+      let value = vec4u(encode(ownValue.low), encode(ownValue.high));
 ${loads('key', lanes, (own, entry) => `${own} = select(${own}, key, ${entry} == newest);`)}
       // Beyond the row itself its value stands in for others, which weigh nothing.
 ${loads('value', valueLanes, (own, entry) => `${own} = select(${own}, value, ${entry} >= newest);`)}

@@ -38,17 +38,19 @@ export function headBindings({ rope, queryNorm, keyNorm }: RotateOperation): rea
 
 /**
  * WGSL of `HeadPart`; of `squaresOf(x)`, whose sums over a head's lanes, neighbours first, are `sum`; of `queryNormed(x, sum,
- * lane)` and `keyNormed`; and of `turned(x, partner, lane, position)`, where `partner` is what the lane has that is
- * {@link partnerMask} away.
+ * queryNormAt(lane))` and the same of keys; and of `turned(x, partner, anglesAt(lane, position), lane)`, where `partner` is
+ * what the lane has that is {@link partnerMask} away. What is read can be so long before it is needed.
  */
 export function headLanes(operation: RotateOperation): string {
   const { headDim, rope, queryNorm, keyNorm } = operation;
   const normed = (norm: typeof queryNorm, name: string) =>
     norm === undefined
-      ? `fn ${name}ed(x: HeadPart, sum: f32, lane: u32) -> HeadPart { return x; }`
-      : `fn ${name}ed(x: HeadPart, sum: f32, lane: u32) -> HeadPart {
+      ? `fn ${name}At(lane: u32) -> HeadPart { return HeadPart(); }
+fn ${name}ed(x: HeadPart, sum: f32, weight: HeadPart) -> HeadPart { return x; }`
+      : `fn ${name}At(lane: u32) -> HeadPart { return HeadPart(${name}[2u * lane], ${name}[2u * lane + 1u]); }
+fn ${name}ed(x: HeadPart, sum: f32, weight: HeadPart) -> HeadPart {
   let factor = inverseSqrt(sum / ${f32Literal(headDim)} + ${f32Literal(norm.epsilon)});
-  return HeadPart(x.low * factor * ${name}[2u * lane], x.high * factor * ${name}[2u * lane + 1u]);
+  return HeadPart(x.low * factor * weight.low, x.high * factor * weight.high);
 }`;
   return /* wgsl */ `
 struct HeadPart { low: vec4f, high: vec4f }
@@ -62,33 +64,45 @@ ${rotated(rope)}`;
 }
 
 function rotated(rope: RotateOperation['rope']): string {
-  if (rope === undefined)
-    return 'fn turned(x: HeadPart, partner: HeadPart, lane: u32, position: u32) -> HeadPart { return x; }';
+  if (rope === undefined) {
+    return /* wgsl */ `
+struct Angles { none: u32 }
+fn anglesAt(lane: u32, position: u32) -> Angles { return Angles(); }
+fn turned(x: HeadPart, partner: HeadPart, angles: Angles, lane: u32) -> HeadPart { return x; }`;
+  }
   const { pairing, dimensions } = rope;
   // [context][2][pairs]: cosines, then sines.
   const fours = dimensions / 8;
-  const beyond = `if (lane >= ${dimensions / LANE_ELEMENTS}u) { return x; }`;
+  const lanes = dimensions / LANE_ELEMENTS;
   if (pairing === 'half') {
     const mask = partnerMask({ rope });
     return /* wgsl */ `
-fn turned(x: HeadPart, partner: HeadPart, lane: u32, position: u32) -> HeadPart {
-  ${beyond}
-  let angle = position * ${2 * fours}u + 2u * (lane & ${mask - 1}u);
+struct Angles { cosines: HeadPart, sines: HeadPart }
+fn anglesAt(lane: u32, position: u32) -> Angles {
+  let at = position * ${2 * fours}u + 2u * (lane & ${mask - 1}u);
+  return Angles(HeadPart(table[at], table[at + 1u]), HeadPart(table[at + ${fours}u], table[at + ${fours + 1}u]));
+}
+fn turned(x: HeadPart, partner: HeadPart, angles: Angles, lane: u32) -> HeadPart {
+  if (lane >= ${lanes}u) { return x; }
   let sign = select(-1f, 1f, (lane & ${mask}u) != 0u);
   return HeadPart(
-    fma(x.low, table[angle], sign * partner.low * table[angle + ${fours}u]),
-    fma(x.high, table[angle + 1u], sign * partner.high * table[angle + ${fours + 1}u]));
+    fma(x.low, angles.cosines.low, sign * partner.low * angles.sines.low),
+    fma(x.high, angles.cosines.high, sign * partner.high * angles.sines.high));
 }`;
   }
   return /* wgsl */ `
+struct Angles { cosines: vec4f, sines: vec4f }
+fn anglesAt(lane: u32, position: u32) -> Angles {
+  let at = position * ${2 * fours}u + min(lane, ${lanes - 1}u);
+  return Angles(table[at], table[at + ${fours}u]);
+}
 fn turnedPairs(x: vec4f, cosines: vec2f, sines: vec2f) -> vec4f {
   return fma(x, cosines.xxyy, vec4f(-x.y, x.x, -x.w, x.z) * sines.xxyy);
 }
-fn turned(x: HeadPart, partner: HeadPart, lane: u32, position: u32) -> HeadPart {
-  ${beyond}
-  let angle = position * ${2 * fours}u + lane;
-  let cosines = table[angle];
-  let sines = table[angle + ${fours}u];
+fn turned(x: HeadPart, partner: HeadPart, angles: Angles, lane: u32) -> HeadPart {
+  if (lane >= ${lanes}u) { return x; }
+  let cosines = angles.cosines;
+  let sines = angles.sines;
   return HeadPart(turnedPairs(x.low, cosines.xy, sines.xy), turnedPairs(x.high, cosines.zw, sines.zw));
 }`;
 }

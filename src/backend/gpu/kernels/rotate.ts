@@ -75,13 +75,13 @@ ${
   workgroupBarrier();
   let first = tid - lane;
   let sum = ${treeSum(Array.from({ length: lanes }, (_, i) => `squares[first + ${i}u]`))};
-  if (slot < ${heads}u) { x = queryNormed(x, sum, lane); } else { x = keyNormed(x, sum, lane); }`
+  if (slot < ${heads}u) { x = queryNormed(x, sum, queryNormAt(lane)); } else { x = keyNormed(x, sum, keyNormAt(lane)); }`
     : ''
 }
   lows[tid] = x.low;
   highs[tid] = x.high;
   workgroupBarrier();
-  let made = turned(x, HeadPart(lows[tid ^ ${mask}u], highs[tid ^ ${mask}u]), lane, position);
+  let made = turned(x, HeadPart(lows[tid ^ ${mask}u], highs[tid ^ ${mask}u]), anglesAt(lane, position), lane);
   if (slot < ${heads}u) {
     let home = (row * ${heads}u + slot) * ${headDim / 4}u + 2u * lane;
     output[home] = made.low;
