@@ -72,7 +72,7 @@ export function emitGated(builder: Builder, gated: Gated): void {
   const subgroups = exchanges(builder, lanes);
   const staged = staging({ encoding, lanes, columns, tile: 1, row: () => 't', norm, subgroups });
   const sums = subgroups ? exchangeSums(own, lanes, 2) : laneSums(own, lanes, 2);
-  // All workgroups choose, one of them writes it down.
+  // All workgroups choose, and the first, which does nothing else, writes it down: nobody else waits for the weights.
   const units = used + (always === undefined ? 0 : 1);
   const ownRank = always === undefined ? 'rank' : `min(rank, ${used - 1}u)`;
   const expertCode =
@@ -81,8 +81,9 @@ export function emitGated(builder: Builder, gated: Gated): void {
       : choice === undefined
         ? `  let expert = min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u);`
         : `${choice.pick}
-  if (place == 0u) {
+  if (wg.x == 0u) {
 ${choice.write}
+    return;
   }
   let expert = pickedExpert(${ownRank});`;
   const loads = (
@@ -194,7 +195,7 @@ ${sums.code}
 @compute @workgroup_size(${threads})
 fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
   let t = wg.z;
-  let place = wg.x;
+  let place = ${choice === undefined ? 'wg.x' : 'max(wg.x, 1u) - 1u'};
   let rank = place / ${across}u;
   let groupFirst = place % ${across}u * ${groupValues}u;
   let wide = ${ofUnit(({ wide }) => wide)};
@@ -207,8 +208,8 @@ ${rounds === 1 ? taken() : rounded()}
 }`);
   builder.dispatch('step', {
     label,
-    code: `${subgroups ? ENABLE_EXCHANGE : ''}${code}`,
+    code: `${subgroups ? ENABLE_EXCHANGE : (choice?.enable ?? '')}${code}`,
     bindings: text.bindings,
-    workgroups: (run) => [across * units, 1, run.rows],
+    workgroups: (run) => [across * units + (choice === undefined ? 0 : 1), 1, run.rows],
   });
 }
