@@ -67,8 +67,11 @@ export interface AttentionOperation extends OperationBase {
   readonly headDim: number;
   readonly valueDim: number;
   readonly scale: number;
-  /** Fused: a `rotate` operation before it has written keys and values to the cache, and `key` and `value` are not read. */
-  readonly stored?: true;
+  /**
+   * Fused: the operation before it, which makes `query` and writes keys and values to the cache; `key` and `value` are not
+   * read.
+   */
+  readonly rotated?: RotateOperation;
 }
 
 /** output = act(gate) ⊙ up. */

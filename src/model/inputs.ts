@@ -9,7 +9,7 @@ export function inputsOf(operation: Operation): readonly ValueName[] {
     case 'incoming':
       return [];
     case 'attention':
-      return operation.stored ? [operation.query] : [operation.query, operation.key, operation.value];
+      return operation.rotated ? [operation.query] : [operation.query, operation.key, operation.value];
     case 'glu':
       return [operation.gate, operation.up];
     case 'add':

@@ -10,7 +10,7 @@ import { PAGE_ROWS } from '../../src/backend/backend.ts';
 import { type Binding, Builder } from '../../src/backend/gpu/builder.ts';
 import type { GpuRow } from '../../src/backend/gpu/row.ts';
 import { writeStep } from '../../src/backend/gpu/step-buffer.ts';
-import type { AttentionOperation } from '../../src/model/graph.ts';
+import type { AttentionOperation, RotateOperation } from '../../src/model/graph.ts';
 import { type Inputs, type Shape, sequences } from '../conformance/support/attention-cases.ts';
 import type { Tiny } from '../conformance/support/tiny-graph.ts';
 import { gpuTestDevice } from './gpu.ts';
@@ -103,8 +103,8 @@ export function emulated(code: string): string {
   if (!/subgroup/.test(code)) return code;
   let text = rewrites.reduce((changed, [from, to]) => changed.replace(from, to), code);
   // Any device's subgroups have four lanes; who exchanges with those alone needs no memory for it, of which there is little.
-  const four = !/subgroupShuffleXor\(\w+, (4|8|16)u\)/.test(text);
-  if (!four) text = text.replace(/subgroupShuffleXor\((\w+), (\w+)\)/g, 'exchanged($1, $2, thread)');
+  const four = !/subgroupShuffleXor\([\w.]+, (4|8|16)u\)/.test(text);
+  if (!four) text = text.replace(/subgroupShuffleXor\(([\w.]+), (\w+)\)/g, 'exchanged($1, $2, thread)');
   for (const left of ['f16>', 'subgroupMatrix', 'subgroup_'])
     assert.ok(!text.includes(left), `${left} has no stand-in`);
   return `${four ? 'enable subgroups;\n' : ''}${text.replace('@compute', `${functions(text)}\n@compute`)}`;
@@ -117,18 +117,44 @@ export interface EmulatedAttention {
   readonly shape: Shape;
   readonly context: number;
   readonly pages: number;
+  /** Queries and keys that are turned first: the inputs, side by side, are the operation's input. */
+  readonly turned?: {
+    readonly rotate: RotateOperation;
+    readonly row: GpuRow;
+    /** Norms, and angles as `{ kind: 'rope' }` binds them. */
+    readonly weights: Readonly<Record<string, Float32Array<ArrayBuffer>>>;
+    readonly angles: Float32Array<ArrayBuffer>;
+  };
 }
 
 /** Runs the attention of a graph by two rows of the table, whatever they need: its inputs are rows by token, as in the graph. */
 export async function emulatedAttention(given: EmulatedAttention): Promise<(step: Step) => Promise<Float32Array>> {
-  const { rows, tiny, inputs, shape, context, pages } = given;
+  const { rows, tiny, inputs, shape, context, pages, turned } = given;
   const { heads, kvHeads, headDim, valueDim } = shape;
   const { spec, graph, weights } = tiny;
-  const operation = graph.operations.at(-1) as AttentionOperation;
+  const bare = graph.operations.at(-1) as AttentionOperation;
+  const operation: AttentionOperation =
+    turned === undefined ? bare : { ...bare, query: turned.rotate.output, rotated: turned.rotate };
   const features = new Set<string>();
-  const made = { spec, graph, weights, promptRows: 200, wanted: 64, context, cacheType: 'f16', features } as const;
+  const queries = heads * headDim;
+  const projected = queries + kvHeads * (headDim + valueDim);
+  const more = turned && { [turned.rotate.input]: projected, [turned.rotate.output]: queries };
+  const widened = { ...graph, widths: { ...graph.widths, ...more } };
+  const made = {
+    spec,
+    graph: widened,
+    weights,
+    promptRows: 200,
+    wanted: 64,
+    context,
+    cacheType: 'f16',
+    features,
+  } as const;
   const builder = new Builder(made);
-  for (const mode of ['prompt', 'step'] as const) rows[mode].emit(operation, builder, mode);
+  for (const mode of ['prompt', 'step'] as const) {
+    turned?.row.emit(turned.rotate, builder, mode);
+    rows[mode].emit(operation, builder, mode);
+  }
   const gpu = await gpuTestDevice();
   const { device } = gpu;
   const widths = { query: heads * headDim, key: kvHeads * headDim, value: kvHeads * valueDim };
@@ -142,18 +168,30 @@ export async function emulatedAttention(given: EmulatedAttention): Promise<(step
     }
     return buffer;
   };
-  const isInput = (name: string): name is keyof Inputs => name in widths;
+  const heldBuffer = (name: string, values: Float32Array<ArrayBuffer> = new Float32Array(4)) => {
+    const buffer = bufferOf(`held ${name}`, values.byteLength);
+    device.queue.writeBuffer(buffer, 0, values);
+    return buffer;
+  };
+  const inputWidths: Readonly<Record<string, number>> =
+    turned === undefined ? widths : { [turned.rotate.input]: projected };
+  const valueBuffer = (name: string) => {
+    const width = inputWidths[name];
+    return bufferOf(
+      `value ${name}`,
+      width === undefined ? (builder.bytes.get(name) as number) : builder.rows * width * 4,
+    );
+  };
   const bound = (binding: Binding): GPUBuffer => {
     if (binding.kind === 'step') return bufferOf('step', builder.step.words * 4);
     if (binding.kind === 'cache') {
       const dim = binding.part === 'keys' ? headDim : valueDim;
       return bufferOf(binding.part, pages * PAGE_ROWS * kvHeads * dim * 2);
     }
+    if (binding.kind === 'rope') return heldBuffer('angles', turned?.angles);
     const { name } = binding as { readonly name: string };
-    return bufferOf(
-      `value ${name}`,
-      isInput(name) ? builder.rows * widths[name] * 4 : (builder.bytes.get(name) as number),
-    );
+    if (binding.kind === 'weight') return heldBuffer(name, turned?.weights[name]);
+    return valueBuffer(name);
   };
   const pipelines = new Map<string, Promise<GPUComputePipeline>>();
   const pipelineOf = (code: string) => {
@@ -170,19 +208,22 @@ export async function emulatedAttention(given: EmulatedAttention): Promise<(step
       const words = new Uint32Array(builder.step.words);
       writeStep(step, builder.step, words);
       device.queue.writeBuffer(bufferOf('step', words.byteLength), 0, words);
-      for (const [name, width] of Object.entries(widths)) {
-        const table = inputs[name as keyof Inputs];
-        const values = new Float32Array(step.tokens.length * width);
-        for (const [row, token] of step.tokens.entries()) {
-          values.set(table.subarray(token * width, (token + 1) * width), row * width);
-        }
-        device.queue.writeBuffer(bufferOf(`value ${name}`, builder.rows * width * 4), 0, values);
+      const row = (name: keyof Inputs, token: number) =>
+        inputs[name].subarray(token * widths[name], (token + 1) * widths[name]);
+      const rowsOf = (parts: readonly (keyof Inputs)[]) =>
+        Float32Array.from([...step.tokens].flatMap((token) => parts.flatMap((part) => [...row(part, token)])));
+      const names = ['query', 'key', 'value'] as const;
+      const read = turned === undefined ? names.map((name) => [name, rowsOf([name])] as const) : [];
+      if (turned !== undefined) read.push([turned.rotate.input as keyof Inputs, rowsOf(names)]);
+      for (const [name, values] of read) {
+        device.queue.writeBuffer(valueBuffer(name), 0, values);
       }
       const visible = step.positions.reduce((most, position) => Math.max(most, position + 1), 0);
+      const alone = new Set(step.sequences).size === step.sequences.length;
       const encoder = device.createCommandEncoder();
       const pass = encoder.beginComputePass();
       for (const { code, bindings, workgroups } of builder.dispatches[step.mode]) {
-        const count = workgroups({ rows: step.tokens.length, wanted: 0, visible });
+        const count = workgroups({ rows: step.tokens.length, wanted: 0, visible, alone });
         if (count.includes(0)) continue;
         const pipeline = await pipelineOf(code);
         const entries = bindings.map((binding, index) => ({ binding: index, resource: { buffer: bound(binding) } }));

@@ -112,6 +112,7 @@ export function builderOf(
   rows: number,
   weights: readonly DeviceWeight[],
   widths: Readonly<Record<string, number>>,
+  features: readonly string[] = [],
 ): Builder {
   const { spec: model, graph } = tinyGraph({
     rows: 1,
@@ -128,7 +129,7 @@ export function builderOf(
     wanted: 1,
     context: 64,
     cacheType: 'f32',
-    features: new Set(),
+    features: new Set(features),
   });
 }
 

@@ -165,7 +165,8 @@ export class GpuExecutable implements Executable {
     if (target !== undefined) queue.writeBuffer(target, 0, new Float32Array(incoming?.rows ?? []));
     this.#rows = step.tokens.length;
     const visible = step.positions.reduce((most, position) => Math.max(most, position + 1), 0);
-    return { shape: { rows: step.tokens.length, wanted: step.wanted.length, visible } };
+    const alone = new Set(step.sequences).size === step.sequences.length;
+    return { shape: { rows: step.tokens.length, wanted: step.wanted.length, visible, alone } };
   }
 
   /** A checked step as commands that are not submitted yet. @param draws which rows' tokens are drawn; absent: none */

@@ -19,6 +19,8 @@ export interface RunShape {
   readonly wanted: number;
   /** The most positions that a row of the run sees. */
   readonly visible: number;
+  /** Whether each row is of a sequence of its own, so that no row sees what another one brings; absent: perhaps not. */
+  readonly alone?: boolean;
   /** Of the wanted rows, the leading ones whose tokens are drawn on the device where their settings say so; absent: 0. */
   readonly drawn?: number;
   /** Whether some of these have penalties or biases; absent: none. */
@@ -112,6 +114,7 @@ export class Builder {
   /** Bytes of every value and buffer. */
   readonly bytes = new Map<string, number>();
   readonly #strides = new Map<ValueName, number>();
+  readonly #unmade = new Map<string, (run: RunShape) => boolean>();
 
   constructor(options: {
     readonly graph: Graph;
@@ -179,6 +182,16 @@ export class Builder {
     const last = pauses.pop();
     if (last === undefined) throw new InternalError('a run that has not stopped is to go on');
     pauses.push({ ...last, joins: this.dispatches[mode].length });
+  }
+
+  /** In runs of a mode for which `where` holds nobody reads a value: the dispatches that make it are left out. */
+  leaveOut(mode: Mode, value: ValueName, where: (run: RunShape) => boolean): void {
+    this.#unmade.set(`${mode} ${value}`, where);
+  }
+
+  /** Whether a run does without the dispatches that make a value; of use once all operations are emitted. */
+  leavesOut(mode: Mode, value: ValueName, run: RunShape): boolean {
+    return this.#unmade.get(`${mode} ${value}`)?.(run) === true;
   }
 
   /** Puts a dispatch behind those emitted before. Each sees everything that earlier ones wrote. */

@@ -87,7 +87,7 @@ function assertWhole(graph: Graph): void {
   for (const operation of graph.operations) {
     for (const name of ['input', 'query', 'left', 'right', 'gate', 'up', 'add', 'key', 'value'] as const) {
       const read = (operation as unknown as Record<string, unknown>)[name];
-      const stored = operation.kind === 'attention' && operation.stored && (name === 'key' || name === 'value');
+      const stored = operation.kind === 'attention' && operation.rotated && (name === 'key' || name === 'value');
       const weight = operation.kind === 'gated' && name !== 'input';
       if (typeof read === 'string' && !stored && !weight)
         assert.ok(made.has(read), `${operation.output} reads ${read}`);
@@ -114,7 +114,7 @@ describe('fuse', () => {
     });
     assert.equal(fused.widths['layers.0.attention.projected'], 32);
     assert.ok(rotate?.kind === 'rotate' && rotate.queryNorm?.group === 8 && rotate.rope !== undefined);
-    assert.ok(attend?.kind === 'attention' && attend.stored === true && attend.query === rotate.output);
+    assert.ok(attend?.kind === 'attention' && attend.rotated === rotate && attend.query === rotate.output);
     assert.ok(output?.kind === 'project' && output.add === 'x' && output.output === 'h');
     assert.ok(gated?.kind === 'gated' && gated.norm?.weight === 'f.weight' && gated.input === 'h');
     assert.ok(down?.kind === 'project' && down.add === 'h' && down.output === 'y');

@@ -111,7 +111,7 @@ class Fusing {
     };
     // The last of the three: what lies between them and attention belongs to the same layer.
     this.#instead.set(v, [project]);
-    this.#instead.set(operation, [rotate, { ...operation, stored: true }]);
+    this.#instead.set(operation, [rotate, { ...operation, rotated: rotate }]);
   }
 
   /** What makes queries or keys: a product, then perhaps a norm, then perhaps a rotation. */

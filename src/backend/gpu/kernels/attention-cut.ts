@@ -51,7 +51,10 @@ export function declareParts({ heads, valueDim }: AttentionOperation, builder: B
 /** WGSL that weighs a row's chunks: `weights` of each, and `all`, the sum of all weights. */
 interface Weighing {
   readonly functions: string;
+  /** Reads that wait for nothing. */
   readonly loads: string;
+  /** Takes back what of them is beyond the last chunk. */
+  readonly keep: string;
   readonly weights: string;
 }
 
@@ -59,8 +62,9 @@ interface Weighing {
 function blockWeighing(heads: number, chunks: number): Weighing {
   return {
     functions: `${blockMax(COMBINE_THREADS, LEAST)}\n${blockSum(COMBINE_THREADS)}`,
-    loads: `  var own = vec2f(${LEAST}, 0f);
-  if (thread < count) { own = sums[(row * ${heads}u + head) * ${chunks}u + thread]; }`,
+    loads: `  var own = vec2f();
+  if (thread < ${chunks}u) { own = sums[(row * ${heads}u + head) * ${chunks}u + thread]; }`,
+    keep: `  if (thread >= count) { own = vec2f(${LEAST}, 0f); }`,
     weights: `  let top = blockMax(thread, own.x);
   let weight = select(0f, exp2(own.x - top), thread < count);
   weights[thread] = weight;
@@ -76,10 +80,11 @@ function subgroupWeighing(heads: number, chunks: number): Weighing {
     functions: '',
     loads: own
       .map(
-        (i) => `  var own${i} = vec2f(${LEAST}, 0f);
-  if (lane + ${i * 32}u < count) { own${i} = sums[(row * ${heads}u + head) * ${chunks}u + lane + ${i * 32}u]; }`,
+        (i) => `  var own${i} = vec2f();
+  if (lane + ${i * 32}u < ${chunks}u) { own${i} = sums[(row * ${heads}u + head) * ${chunks}u + lane + ${i * 32}u]; }`,
       )
       .join('\n'),
+    keep: own.map((i) => `  if (lane + ${i * 32}u >= count) { own${i} = vec2f(${LEAST}, 0f); }`).join('\n'),
     weights: `  var top = ${LEAST};
 ${own.map((i) => `  top = max(top, own${i}.x);`).join('\n')}
 ${masks.map((mask) => `  top = max(top, subgroupShuffleXor(top, ${mask}u));`).join('\n')}
@@ -132,17 +137,18 @@ fn main(
 ) {${subgroups ? '\n  let lane = invocation % 32u;' : ''}
   let row = workgroup.y;
   let head = workgroup.x;
-  if (row >= step[${at.rows}]) { return; }
   let visible = step[${at.positions}u + row] + 1u;
-  let length = chunkLength(visible);
-  let count = (visible + length - 1u) / length;
+  // Some loads at a time, the first before it is known how many chunks there are; those beyond the last are taken back.
 ${weighing.loads}
   let slice = thread / ${valueFours}u;
   let four = thread % ${valueFours}u;
-  // Some loads at a time, the first before their weights are known; those beyond the last chunk have the weight 0.
-  var chunk = select(count, slice, slice < ${slices}u);
+  var chunk = select(${chunks}u, slice, slice < ${slices}u);
 ${each((i) => `  var part${i} = vec4f();`)}
-${each((i) => `  if (chunk + ${i * slices}u < count) { ${load(i)} }`)}
+${each((i) => `  if (chunk + ${i * slices}u < ${chunks}u) { ${load(i)} }`)}
+  let length = chunkLength(visible);
+  let count = (visible + length - 1u) / length;
+${weighing.keep}
+${each((i) => `  if (chunk + ${i * slices}u >= count) { part${i} = vec4f(); }`)}
 ${weighing.weights}
 
   var sum = vec4f();

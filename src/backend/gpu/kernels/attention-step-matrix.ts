@@ -1,14 +1,17 @@
 /**
  * A chunk of a step row's attention on subgroup matrices. A query head is two rows of a matrix, f16 and what f16 leaves
  * over, and so are its weights: the products lose nothing that f32 would keep. How the context is cut, and how chunks are
- * put together: `attention-cut.ts`.
+ * put together: `attention-cut.ts`. Where no row of a run sees what another one brings, a chunk turns its queries itself,
+ * and the last one the row's key, which it stores with its value: the rotation's own dispatch is left out.
  */
 
-import type { AttentionOperation } from '../../../model/graph.ts';
+import type { AttentionOperation, RotateOperation } from '../../../model/graph.ts';
 import { PAGE_ROWS } from '../../backend.ts';
 import type { Builder, Dispatch } from '../builder.ts';
 import { type Cut, combineDispatch, cutOf, declareParts, PARTS, SUMS } from './attention-cut.ts';
-import { declare, f32Literal, LEAST, readValue, STEP } from './snippets.ts';
+import { turning } from './attention-step-turn.ts';
+import { headBindings, turnsByLanes } from './head-lanes.ts';
+import { type Bound, declare, f32Literal, LEAST, readValue, STEP } from './snippets.ts';
 
 /** Elements of a matrix's side. */
 const SIDE = 16;
@@ -28,18 +31,37 @@ const WEIGHT_PITCH = PAGE_ROWS / 8 + 1;
 const range = (count: number) => Array.from({ length: count }, (_, i) => i);
 const lines = (count: number, line: (i: number) => string) => range(count).map(line).join('\n');
 
-/** Both dispatches of a step's attention, after its keys and values are stored. */
+/** All dispatches of a step's attention. */
 export function matrixStepDispatches(operation: AttentionOperation, builder: Builder): readonly Dispatch[] {
   const cut = cutOf(operation, builder.context);
   declareParts(operation, builder, cut);
-  return [chunkDispatch(operation, builder, cut), combineDispatch(operation, builder, { cut, subgroups: true })];
+  const combine = combineDispatch(operation, builder, { cut, subgroups: true });
+  const { rotated, valueDim, query } = operation;
+  if (rotated === undefined || !turnsByLanes(rotated) || THREADS % (valueDim / 8) !== 0) {
+    return [chunkDispatch(operation, builder, { cut }), combine];
+  }
+  builder.leaveOut('step', query, ({ alone }) => alone === true);
+  const where = (dispatch: Dispatch, turns: boolean): Dispatch => ({
+    ...dispatch,
+    workgroups: (run) => ((run.alone === true) === turns ? dispatch.workgroups(run) : [0, 0, 0]),
+  });
+  return [
+    where(chunkDispatch(operation, builder, { cut, rotated }), true),
+    where(chunkDispatch(operation, builder, { cut }), false),
+    combine,
+  ];
 }
 
 const left = `subgroup_matrix_left<f16, ${SIDE}, ${SIDE}>`;
 const right = `subgroup_matrix_right<f16, ${SIDE}, ${SIDE}>`;
 const result = `subgroup_matrix_result<f32, ${SIDE}, ${SIDE}>`;
 
-function chunkDispatch(operation: AttentionOperation, builder: Builder, cut: Cut): Dispatch {
+/** @param rotated what the kernel does itself; absent: it is done */
+function chunkDispatch(
+  operation: AttentionOperation,
+  builder: Builder,
+  { cut, rotated }: { readonly cut: Cut; readonly rotated?: RotateOperation },
+): Dispatch {
   const { layer, query, heads, kvHeads, headDim, valueDim, scale } = operation;
   const { chunks } = cut;
   const group = heads / kvHeads;
@@ -54,10 +76,14 @@ function chunkDispatch(operation: AttentionOperation, builder: Builder, cut: Cut
   // what a core of a device has: workgroups side by side hide what each of them waits for.
   const queriesAt = PAGE_ROWS * Math.max(keyPitch, valuePitch);
   const weightsAt = queriesAt + SIDE * Math.max(keyPitch, SCORE_PITCH);
+  const cache = (part: 'keys' | 'values'): Bound => {
+    return [{ kind: 'cache', layer, part, access: rotated === undefined ? 'read' : 'write' }, part, 'vec4u'];
+  };
   const { text, bindings } = declare([
-    [readValue(query), 'query', 'vec4f'],
-    [{ kind: 'cache', layer, part: 'keys', access: 'read' }, 'keys', 'vec4u'],
-    [{ kind: 'cache', layer, part: 'values', access: 'read' }, 'values', 'vec4u'],
+    [readValue(rotated?.input ?? query), 'query', 'vec4f'],
+    ...(rotated === undefined ? [] : headBindings(rotated)),
+    cache('keys'),
+    cache('values'),
     [{ kind: 'buffer', name: PARTS, access: 'write' }, 'parts', 'vec4f'],
     [{ kind: 'buffer', name: SUMS, access: 'write' }, 'sums', 'vec2f'],
     STEP,
@@ -66,6 +92,23 @@ function chunkDispatch(operation: AttentionOperation, builder: Builder, cut: Cut
   const valueBlocks = valueDim / SIDE;
   const valueFours = valueDim / 4;
   const fours = Math.ceil(valueFours / SHARE);
+  // Scores are powers of 2.
+  const factor = f32Literal(scale * Math.LOG2E);
+  const turn =
+    rotated &&
+    turning(operation, rotated, {
+      threads: THREADS,
+      rowFours: builder.width(rotated.input) / 4,
+      tiles,
+      tile,
+      scale: factor,
+    });
+  const readQuery = `      let head = thread / ${keyEights}u;
+      if (head < ${tile}u && firstHead + head < ${group}u) {
+        let start = (row * ${heads}u + kvHead * ${group}u + firstHead + head) * ${headDim / 4}u + thread % ${keyEights}u * 2u;
+        low = query[start] * ${factor};
+        high = query[start + 1u] * ${factor};
+      }`;
   const isFour = (j: number) => ((j + 1) * SHARE > valueFours ? `if (share + ${j * SHARE}u < ${valueFours}u) ` : '');
   const blocks = Math.ceil(valueBlocks / SUBGROUPS);
 
@@ -78,6 +121,7 @@ enable chromium_experimental_subgroup_matrix;
 diagnostic(off, chromium.subgroup_matrix_uniformity);
 ${text}
 ${cut.code}
+${turn?.functions ?? ''}
 // Of queries, scores, weights and weighted values, heads first and then their rests.
 var<workgroup> memory: array<vec4u, ${weightsAt + SIDE * WEIGHT_PITCH}>;
 
@@ -91,50 +135,52 @@ fn main(
   @builtin(subgroup_id) subgroupId: u32,
 ) {
   let row = workgroup.z;
-  if (row >= step[${at.rows}]) { return; }
   let chunk = workgroup.x;
+  let kvHead = workgroup.y / ${tiles}u;
+  let firstHead = (workgroup.y % ${tiles}u) * ${tile}u;
+${turn?.read ?? ''}
   let visible = step[${at.positions}u + row] + 1u;
+${turn?.angles ?? ''}
   let table = ${at.pages}u + step[${at.pageStarts}u + row];
   let length = chunkLength(visible);
   let first = chunk * length;
   if (first >= visible) { return; }
   let end = min(visible, first + length);
-  let kvHead = workgroup.y / ${tiles}u;
-  let firstHead = (workgroup.y % ${tiles}u) * ${tile}u;
   // What it is anyway; a compiler then knows its bound.
   let subgroup = subgroupId % ${SUBGROUPS}u;
   let ownHead = thread / ${SHARE}u;
   let share = thread % ${SHARE}u;
   var top = ${LEAST};
   var sum = 0f;
+  var low = vec4f();
+  var high = vec4f();
 ${lines(fours, (j) => `  var mixed${j} = vec4f();`)}
 
   for (var start = first; start < end; start += ${PAGE_ROWS}u) {
     let page = step[table + start / ${PAGE_ROWS}u];
     let filled = min(${PAGE_ROWS}u, end - start);
     let origin = (page * ${kvHeads}u + kvHead) * ${PAGE_ROWS}u;
+${turn?.start ?? ''}
     // All loads first, so that they travel together. Beyond the end keys do not count, and values are read again from the last.
 ${held('key', keyEights)}
 ${held('value', valueEights)}
-${each(keyEights, (j, entry) => `key${j} = keys[origin * ${keyEights}u + ${entry}];`)}
-${each(
-  valueEights,
-  (j, entry) =>
-    `value${j} = values[(origin + min(${entry} / ${valueEights}u, filled - 1u)) * ${valueEights}u + ${entry} % ${valueEights}u];`,
-)}
+${each(keyEights, (j, entry) => {
+  const place = turn && `${turn.besides(`${entry} / ${keyEights}u`)} * ${keyEights}u + ${entry} % ${keyEights}u`;
+  return `key${j} = keys[origin * ${keyEights}u + ${place ?? entry}];`;
+})}
+${each(valueEights, (j, entry) => {
+  const seen = `min(${entry} / ${valueEights}u, filled - 1u)`;
+  return `value${j} = values[(origin + ${turn?.besides(seen) ?? seen}) * ${valueEights}u + ${entry} % ${valueEights}u];`;
+})}
+    if (start == first) {
+${turn?.turn ?? readQuery}
+    }
+${turn?.own ?? ''}
     if (start != first) { workgroupBarrier(); }
     {
       let head = thread / ${keyEights}u;
       let eighth = thread % ${keyEights}u;
       if (head < ${HEADS}u) {
-        var low = vec4f();
-        var high = vec4f();
-        if (head < ${tile}u && firstHead + head < ${group}u) {
-          let place = (row * ${heads}u + kvHead * ${group}u + firstHead + head) * ${headDim / 4}u + eighth * 2u;
-          // Scores are powers of 2.
-          low = query[place] * ${f32Literal(scale * Math.LOG2E)};
-          high = query[place + 1u] * ${f32Literal(scale * Math.LOG2E)};
-        }
         let lowHalf = vec4<f16>(low);
         let highHalf = vec4<f16>(high);
         let place = ${queriesAt}u + head * ${keyPitch}u + eighth;

@@ -73,7 +73,7 @@ function rowOf({ name, cache, modes, tolerance, accepts, attend }: Kernel): GpuR
     emit(made, builder, mode) {
       const operation = made as AttentionOperation;
       builder.declareValue(operation.output, builder.width(operation.output));
-      if (operation.stored !== true) builder.dispatch(mode, storeDispatch(operation, builder));
+      if (operation.rotated === undefined) builder.dispatch(mode, storeDispatch(operation, builder));
       for (const dispatch of attend(operation, builder, mode)) builder.dispatch(mode, dispatch);
     },
   };

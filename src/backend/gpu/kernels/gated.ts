@@ -8,6 +8,7 @@ import type { RowNorm, ValueName } from '../../../model/graph.ts';
 import type { Weight } from '../../../model/weights.ts';
 import type { Binding, Builder } from '../builder.ts';
 import { columnsOf, KernelText, type MatrixText, rowReader, rowsOf, unrolled } from './kernel-text.ts';
+import { ENABLE_EXCHANGE, exchangeSums, exchanges } from './lane-exchange.ts';
 import { blocksOf, type Encoding, laneSums, lanesOf, scratchCode, turnsOf } from './lane-product.ts';
 import { bindNorm, staging } from './lane-staging.ts';
 import { type MoeLayer, sigmoidCode } from './moe-layer.ts';
@@ -52,11 +53,11 @@ export function emitGated(builder: Builder, gated: Gated): void {
   const { rows: own, turns } = turnsOf(outputs, lanes, encoding.mostLoads / 4);
   const turnValues = teams * own;
   const groupValues = turns * turnValues;
+  const across = Math.ceil(widest / groupValues);
   const reader = rowReader(columns);
   const text = new KernelText()
     .bind({ kind: 'value', name: input, access: 'read' }, 'x', reader.type)
-    .bind(output, 'inner', 'f32')
-    .bind({ kind: 'step' }, 'step', 'u32');
+    .bind(output, 'inner', 'f32');
   const choice = routed && choosesAlong(routed.layer) ? routeCode(routed.layer, threads) : undefined;
   if (routed !== undefined) {
     const access = choice === undefined ? 'read' : 'write';
@@ -69,9 +70,11 @@ export function emitGated(builder: Builder, gated: Gated): void {
   const routedPair = routed && pair(routed);
   const alwaysPair = always && pair(always);
 
-  const staged = staging({ encoding, lanes, columns, tile: 1, row: () => 't', norm });
-  const sums = laneSums(2 * turnValues, lanes);
-  // All workgroups choose, one of them writes it down.
+  const subgroups = exchanges(builder, lanes);
+  const staged = staging({ encoding, lanes, columns, tile: 1, row: () => 't', norm, subgroups });
+  const sums = subgroups ? exchangeSums(own, lanes, 2) : laneSums(own, lanes, 2);
+  // All workgroups choose, and the first, which does nothing else, writes it down: nobody else waits for the weights.
+  const units = used + (always === undefined ? 0 : 1);
   const ownRank = always === undefined ? 'rank' : `min(rank, ${used - 1}u)`;
   const expertCode =
     routed === undefined
@@ -79,8 +82,9 @@ export function emitGated(builder: Builder, gated: Gated): void {
       : choice === undefined
         ? `  let expert = ${routed.layer.bank.place(`min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u)`)};`
         : `${choice.pick}
-  if (wg.x == 0u && rank == 0u) {
+  if (wg.x == 0u) {
 ${choice.write}
+    return;
   }
   let expert = pickedExpert(${ownRank});`;
   const loads = (
@@ -111,13 +115,6 @@ ${choice.write}
   };
   const declare = (name: string) =>
     unrolled(own, (r) => `  var ${name}Gate${r}: Loaded;\n  var ${name}Up${r}: Loaded;`);
-  const put = (gateOf: (r: number) => string, upOf: (r: number) => string) => `  if (team < ${teams}u) {
-${unrolled(
-  own,
-  (r) => `    putPart(2u * (team * ${own}u + ${r}u), lane, ${gateOf(r)});
-    putPart(2u * (team * ${own}u + ${r}u) + 1u, lane, ${upOf(r)});`,
-)}
-  }`;
   /** A number of the unit that a workgroup is in. */
   const ofUnit = (pick: (unit: GatedUnit) => number) =>
     routed === undefined || always === undefined
@@ -129,15 +126,16 @@ ${unrolled(
       : always === undefined
         ? `${routed.offset}u + rank * ${routed.wide}u`
         : `select(${always.offset}u, ${routed.offset}u + rank * ${routed.wide}u, rank < ${used}u)`;
-  const write = (turn: string) => `  gather(tid);
-  for (var i = tid; i < ${turnValues}u; i += ${threads}u) {
-    let g = laneSum(2u * i) * ${staged.factor('0u')};
-    let u = laneSum(2u * i + 1u) * ${staged.factor('0u')};
-    let own = groupFirst + ${turn}i;
+  const write = (turn: string, gateOf: (r: number) => string, upOf: (r: number) => string) =>
+    sums.total(
+      [gateOf, upOf].map((of) => Array.from({ length: own }, (_, r) => of(r))),
+      (output, [g, u]) => `    let factor = ${staged.factor('0u')};
+    let own = groupFirst + ${turn}${output};
     if (own < wide) {
-      inner[t * ${outputWidth}u + ${offset} + own] = select(0.0, silu(g) * u, own < ${ofUnit(({ gate }) => rowsOf(gate))});
-    }
-  }`;
+      let value = silu(${g} * factor) * (${u} * factor);
+      inner[t * ${outputWidth}u + ${offset} + own] = select(0.0, value, own < ${ofUnit(({ gate }) => rowsOf(gate))});
+    }`,
+    );
   /** The product of a loaded row; where the formats of the experts and of the shared one differ they are told apart. */
   const dot = (loaded: string, part: 0 | 1, b: string) => {
     const of = (pair: readonly [MatrixText, MatrixText]) =>
@@ -147,6 +145,8 @@ ${unrolled(
     }
     return `select(${of(alwaysPair)}, ${of(routedPair)}, rank < ${used}u)`;
   };
+  const gateSum = (r: number) => `gate${r}`;
+  const upSum = (r: number) => `up${r}`;
   const dotGate = (b: string) => (r: number) => dot(`wGate${r}`, 0, b);
   const dotUp = (b: string) => (r: number) => dot(`wUp${r}`, 1, b);
   /** Rows of one round: each turn's weights are on their way while those before are multiplied. */
@@ -158,15 +158,15 @@ ${staged.stage}
 ${staged.end}
 ${
   turns === 1
-    ? `${put(dotGate(firstBlock), dotUp(firstBlock))}
-${write('')}`
+    ? `${unrolled(own, (r) => `  let gate${r} = ${dotGate(firstBlock)(r)};\n  let up${r} = ${dotUp(firstBlock)(r)};`)}
+${write('', gateSum, upSum)}`
     : `  for (var turn = 0u; turn < ${turns}u; turn++) {
 ${declare('next')}
     if (turn + 1u < ${turns}u) {
 ${load('next', firstBlock, `(turn + 1u) * ${turnValues}u + `)}
     }
-${put(dotGate(firstBlock), dotUp(firstBlock))}
-${write(`turn * ${turnValues}u + `)}
+${unrolled(own, (r) => `    let gate${r} = ${dotGate(firstBlock)(r)};\n    let up${r} = ${dotUp(firstBlock)(r)};`)}
+${write(`turn * ${turnValues}u + `, gateSum, upSum)}
 ${sums.again}
 ${unrolled(own, (r) => `    wGate${r} = nextGate${r};\n    wUp${r} = nextUp${r};`)}
   }`
@@ -183,11 +183,7 @@ ${staged.stage}
 ${unrolled(own, (r) => `    gate${r} += ${dotGate('b')(r)};\n    up${r} += ${dotUp('b')(r)};`)}
   }
 ${staged.end}
-${put(
-  (r) => `gate${r}`,
-  (r) => `up${r}`,
-)}
-${write('')}`;
+${write('', gateSum, upSum)}`;
   const code = text.code(/* wgsl */ `
 ${reader.code}
 ${sigmoidCode}
@@ -200,21 +196,21 @@ ${sums.code}
 @compute @workgroup_size(${threads})
 fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
   let t = wg.z;
-  let rank = wg.y;
-  let groupFirst = wg.x * ${groupValues}u;
+  let place = ${choice === undefined ? 'wg.x' : 'max(wg.x, 1u) - 1u'};
+  let rank = place / ${across}u;
+  let groupFirst = place % ${across}u * ${groupValues}u;
   let wide = ${ofUnit(({ wide }) => wide)};
-  if (t >= step[${builder.step.rows}u] || groupFirst >= wide) { return; }
+  if (groupFirst >= wide) { return; }
   let lane = tid % ${lanes.lanes}u;
   let team = tid / ${lanes.lanes}u;
   let first = groupFirst + team * ${own}u;
 ${staged.start}
 ${rounds === 1 ? taken() : rounded()}
 }`);
-  const across = Math.ceil(widest / groupValues);
   builder.dispatch('step', {
     label,
-    code,
+    code: `${subgroups ? ENABLE_EXCHANGE : (choice?.enable ?? '')}${code}`,
     bindings: text.bindings,
-    workgroups: (run) => [across, used + (always === undefined ? 0 : 1), run.rows],
+    workgroups: (run) => [across * units + (choice === undefined ? 0 : 1), 1, run.rows],
   });
 }

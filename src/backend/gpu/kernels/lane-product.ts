@@ -167,52 +167,54 @@ export function turnsOf(outputs: number, { teams, rounds, span }: Lanes, mostBlo
   return { rows: half, turns: Math.min(MOST_TURNS, turnsWith(half)) };
 }
 
-/** u32 of workgroup memory that staging and sums take in turns, and what each of them takes of it. */
+/** How the partial sums of a workgroup's lanes become outputs; a team makes so many in a turn, of one or more parts each. */
 export interface Sums {
   /** u32 of `scratch`. */
   readonly words: number;
-  /** Declares `putPart(output, lane, value)`, `gather(tid)` and `laneSum(output)`. */
+  /** Declares what `total` calls. */
   readonly code: string;
-  /** Statements between the last `laneSum` and the next `putPart`. */
+  /**
+   * Statements that add up over lanes and then do what `each` says with every output of the workgroup, whose number (team by
+   * team) and parts it is given. They hold barriers; `each` must not.
+   * @param values WGSL of a lane's partial sums: by part, of each of the team's outputs
+   */
+  total(values: readonly (readonly string[])[], each: (output: string, parts: readonly string[]) => string): string;
+  /** Statements between one turn's `total` and the next one's. */
   readonly again: string;
+  /** Of outputs that one known thread does: whether it is this one, and the output's number. Absent: any may. */
+  readonly writer?: { readonly is: string; readonly output: string };
 }
 
 /**
- * WGSL of sums over lanes in `scratch`: every lane calls `putPart` for each of its team's outputs, every thread
- * `gather` (it holds barriers), and `laneSum` gives the sum of an output below `outputs` to whoever asks.
+ * WGSL of sums over lanes in `scratch`, in an order that depends on the number of lanes alone.
+ * @param perTeam outputs of a team
  */
-export function laneSums(outputs: number, { lanes, threads }: Lanes): Sums {
+export function laneSums(perTeam: number, { lanes, teams, threads }: Lanes, parts = 1): Sums {
   // Partial sums that are left of an output before the last round.
   const segments = lanes >= 24 ? 8 : 1;
   // An odd distance keeps threads that read different outputs on different banks.
   const stride = lanes | 1;
   const per = Math.ceil(lanes / segments);
+  const outputs = teams * perTeam;
+  const sums = outputs * parts;
   const part = (i: string) => `bitcast<f32>(scratch[${i}])`;
-  const put = `fn putPart(output: u32, lane: u32, value: f32) { scratch[output * ${stride}u + lane] = bitcast<u32>(value); }`;
-  if (segments === 1) {
-    return {
-      words: outputs * stride,
-      again: '  workgroupBarrier();',
-      code: /* wgsl */ `
-${put}
+  const put = (team: string, k: number, index: number) => `((${team} * ${perTeam}u + ${k}u) * ${parts}u + ${index}u)`;
+  const names = Array.from({ length: parts }, (_, index) => `sum${index}`);
+  const functions =
+    segments === 1
+      ? /* wgsl */ `
 fn gather(tid: u32) { workgroupBarrier(); }
 fn laneSum(output: u32) -> f32 {
   let at = output * ${stride}u;
   var sum = ${part('at')};
   for (var k = 1u; k < ${lanes}u; k++) { sum += ${part('at + k')}; }
   return sum;
-}`,
-    };
-  }
-  return {
-    words: outputs * stride,
-    again: '',
-    code: /* wgsl */ `
-var<workgroup> segments: array<f32, ${outputs * segments}>;
-${put}
+}`
+      : /* wgsl */ `
+var<workgroup> segments: array<f32, ${sums * segments}>;
 fn gather(tid: u32) {
   workgroupBarrier();
-  for (var i = tid; i < ${outputs * segments}u; i += ${threads}u) {
+  for (var i = tid; i < ${sums * segments}u; i += ${threads}u) {
     let first = i % ${segments}u;
     let at = (i / ${segments}u) * ${stride}u + first;
     var sum = ${part('at')};
@@ -227,7 +229,21 @@ fn laneSum(output: u32) -> f32 {
   let at = output * ${segments}u;
   return ((segments[at] + segments[at + 1u]) + (segments[at + 2u] + segments[at + 3u])) +
     ((segments[at + 4u] + segments[at + 5u]) + (segments[at + 6u] + segments[at + 7u]));
-}`,
+}`;
+  return {
+    words: sums * stride,
+    again: segments === 1 ? '  workgroupBarrier();' : '',
+    code: `fn putPart(output: u32, lane: u32, value: f32) { scratch[output * ${stride}u + lane] = bitcast<u32>(value); }${functions}`,
+    total: (values, each) => `  if (team < ${teams}u) {
+${values
+  .flatMap((own, index) => own.map((value, k) => `    putPart(${put('team', k, index)}, lane, ${value});`))
+  .join('\n')}
+  }
+  gather(tid);
+  for (var i = tid; i < ${outputs}u; i += ${threads}u) {
+${names.map((name, index) => `    let ${name} = laneSum(i * ${parts}u + ${index}u);`).join('\n')}
+${each('i', names)}
+  }`,
   };
 }
 

@@ -5,6 +5,7 @@
 
 import type { RowNorm } from '../../../model/graph.ts';
 import { type KernelText, unrolled } from './kernel-text.ts';
+import { exchanged } from './lane-exchange.ts';
 import type { Encoding, Lanes } from './lane-product.ts';
 import { f32Literal } from './snippets.ts';
 
@@ -40,8 +41,10 @@ export function staging(given: {
   readonly tile: number;
   readonly row: (t: number) => string;
   readonly norm?: RowNorm;
+  /** Whether lanes share by exchange (`lane-exchange.ts`). */
+  readonly subgroups?: boolean;
 }): Staging {
-  const { encoding, lanes, columns, tile, row, norm } = given;
+  const { encoding, lanes, columns, tile, row, norm, subgroups = false } = given;
   const { threads, rounds } = lanes;
   /** Fours of a round, and of each thread. */
   const fours = 8 * lanes.lanes * lanes.span;
@@ -56,7 +59,7 @@ export function staging(given: {
         return whole || i + 1 < each ? `    ${body(i, v)}` : `    if (${v} < ${fours}u) { ${body(i, v)} }`;
       }),
   };
-  const form = encoding.id === 'f32' ? plainForm(share) : int8Form(share);
+  const form = encoding.id === 'f32' ? plainForm(share) : subgroups ? exchangedForm(share) : int8Form(share);
   const fetch = (round: string) => {
     const first = rounds === 1 ? '' : `${round} * ${fours}u + `;
     const place = (i: number) =>
@@ -67,32 +70,25 @@ export function staging(given: {
     ].join('\n');
   };
   const steps = (inside: string) =>
-    `${rounds === 1 ? '' : '  workgroupBarrier();\n'}${form.put(0)}
+    form.put === undefined
+      ? `${rounds === 1 ? '' : '  workgroupBarrier();\n'}${unrolled(tile, form.take)}
+${form.last}
+${inside}`
+      : stepsWith(form.put, inside);
+  const stepsWith = (put: (t: number) => string, inside: string) =>
+    `${rounds === 1 ? '' : '  workgroupBarrier();\n'}${put(0)}
   workgroupBarrier();
 ${inside}${form.take(0)}
-${unrolled(tile - 1, (i) => `  workgroupBarrier();\n${form.put(i + 1)}\n  workgroupBarrier();\n${form.take(i + 1)}`)}
+${unrolled(tile - 1, (i) => `  workgroupBarrier();\n${put(i + 1)}\n  workgroupBarrier();\n${form.take(i + 1)}`)}
 ${form.last}`;
   if (norm === undefined) {
     const { words, functions } = form;
     return { words, functions, start: '', fetch, stage: steps(''), end: '', factor: () => '1.0' };
   }
+  const sums = subgroups ? exchangedSquares(tile, threads) : gatheredSquares(tile, threads);
   const functions = /* wgsl */ `
-var<workgroup> squares: array<f32, ${tile * threads}>;
-var<workgroup> squareSums: array<f32, ${tile * SQUARES}>;
-fn putSquares(t: u32, tid: u32, x: vec4f) { squares[t * ${threads}u + tid] = (x.x + x.y) + (x.z + x.w); }
-fn gatherSquares(tid: u32) {
-  if (tid < ${tile * SQUARES}u) {
-    let at = (tid / ${SQUARES}u) * ${threads}u + tid % ${SQUARES}u;
-    var sum = squares[at];
-    for (var i = 1u; i < ${threads / SQUARES}u; i++) { sum += squares[at + i * ${SQUARES}u]; }
-    squareSums[tid] = sum;
-  }
-}
-fn normFactor(t: u32) -> f32 {
-  var sum = squareSums[t * ${SQUARES}u];
-  for (var i = 1u; i < ${SQUARES}u; i++) { sum += squareSums[t * ${SQUARES}u + i]; }
-  return inverseSqrt(sum / ${f32Literal(columns)} + ${f32Literal(norm.epsilon)});
-}
+${sums}
+fn normFactor(t: u32) -> f32 { return inverseSqrt(squareSum(t) / ${f32Literal(columns)} + ${f32Literal(norm.epsilon)}); }
 fn normWeightAt(v: u32) -> vec4f { return ${normWeightAt(columns, lanes)}; }`;
   // Of the rows themselves; what goes on to the products has the norm's weight in it already.
   const square = unrolled(tile, (t) =>
@@ -129,7 +125,8 @@ interface Share {
 interface Form {
   readonly words: number;
   readonly functions: string;
-  put(t: number): string;
+  /** Absent: there is nothing to put, and one barrier is enough for all rows. */
+  readonly put?: (t: number) => string;
   take(t: number): string;
   readonly last: string;
 }
@@ -147,14 +144,79 @@ function plainForm({ lanes: { lanes }, all }: Share): Form {
   };
 }
 
+/** Squares of a row, all threads' together: `putSquares`, a barrier, `gatherSquares`, a barrier, `squareSum`. */
+function gatheredSquares(tile: number, threads: number): string {
+  return /* wgsl */ `
+var<workgroup> squares: array<f32, ${tile * threads}>;
+var<workgroup> squareSums: array<f32, ${tile * SQUARES}>;
+fn putSquares(t: u32, tid: u32, x: vec4f) { squares[t * ${threads}u + tid] = (x.x + x.y) + (x.z + x.w); }
+fn gatherSquares(tid: u32) {
+  if (tid < ${tile * SQUARES}u) {
+    let at = (tid / ${SQUARES}u) * ${threads}u + tid % ${SQUARES}u;
+    var sum = squares[at];
+    for (var i = 1u; i < ${threads / SQUARES}u; i++) { sum += squares[at + i * ${SQUARES}u]; }
+    squareSums[tid] = sum;
+  }
+}
+fn squareSum(t: u32) -> f32 {
+  var sum = squareSums[t * ${SQUARES}u];
+  for (var i = 1u; i < ${SQUARES}u; i++) { sum += squareSums[t * ${SQUARES}u + i]; }
+  return sum;
+}`;
+}
+
+/** The same among the lanes of subgroups. */
+function exchangedSquares(tile: number, threads: number): string {
+  const subgroups = threads / 32;
+  return /* wgsl */ `
+var<workgroup> squareSums: array<f32, ${tile * subgroups}>;
+fn putSquares(t: u32, tid: u32, x: vec4f) {
+  var sum = (x.x + x.y) + (x.z + x.w);
+${exchanged('sum', (a, b) => `${a} + ${b}`)}
+  if (tid % 32u == 0u) { squareSums[t * ${subgroups}u + tid / 32u] = sum; }
+}
+fn gatherSquares(tid: u32) {}
+fn squareSum(t: u32) -> f32 {
+  var sum = squareSums[t * ${subgroups}u];
+  for (var i = 1u; i < ${subgroups}u; i++) { sum += squareSums[t * ${subgroups}u + i]; }
+  return sum;
+}`;
+}
+
 /** The largest of each block is found in `scratch`, then everyone rounds its own to bytes. */
-function int8Form({ lanes: { lanes, span }, tile, all }: Share): Form {
+function int8Form(share: Share): Form {
+  const { lanes, all } = share;
+  const { functions, take, last } = byteForm(
+    share,
+    `let first = v & ~7u;
+  var most = scratch[first];
+  for (var k = 1u; k < 8u; k++) { most = max(most, scratch[first + k]); }`,
+  );
+  return {
+    words: 8 * lanes.lanes * lanes.span,
+    functions,
+    put: (t) => all((i, v) => `scratch[${v}] = sizeOfFour(v${t}_${i});`),
+    take,
+    last,
+  };
+}
+
+/** A block's eight threads, which stand side by side, tell each other the largest. */
+function exchangedForm(share: Share): Form {
+  const most = exchanged('most', (a, b) => `max(${a}, ${b})`, [4, 2, 1]);
+  return { words: 0, ...byteForm(share, `var most = sizeOfFour(x);\n${most}`) };
+}
+
+/** @param most statements that find `most`, the largest of the block of the four `v`, which is `x` */
+function byteForm(
+  { lanes: { lanes, span }, tile, all }: Share,
+  most: string,
+): Pick<Form, 'functions' | 'take' | 'last'> {
   const blocks = lanes * span;
   const stride = blocks + 4;
   // A lane's second block lies as far on as there are lanes, so that lanes read neighbours.
   const place = span === 1 ? 'b' : `(b >> 1u) + (b & 1u) * ${lanes}u`;
   return {
-    words: 8 * blocks,
     functions: /* wgsl */ `
 // [tile][8 words of four columns][blocks], and a scale for each block.
 var<workgroup> words: array<u32, ${tile * 8 * stride}>;
@@ -164,9 +226,7 @@ fn sizeOfFour(x: vec4f) -> u32 {
   return max(max(size.x, size.y), max(size.z, size.w));
 }
 fn stageBytes(t: u32, v: u32, x: vec4f) {
-  let first = v & ~7u;
-  var most = scratch[first];
-  for (var k = 1u; k < 8u; k++) { most = max(most, scratch[first + k]); }
+  ${most}
   let b = v / 8u;
   let place = ${place};
   words[(t * 8u + v % 8u) * ${stride}u + place] = bytesFor(x, inverseFor(most));
@@ -178,7 +238,6 @@ fn stagedBlock(t: u32, place: u32) -> Encoded {
   let hi = vec4u(words[at + ${4 * stride}u], words[at + ${5 * stride}u], words[at + ${6 * stride}u], words[at + ${7 * stride}u]);
   return encodedOf(lo, hi, scales[t * ${blocks}u + place]);
 }`,
-    put: (t) => all((i, v) => `scratch[${v}] = sizeOfFour(v${t}_${i});`),
     take: (t) => all((i, v) => `stageBytes(${t}u, ${v}, v${t}_${i});`),
     last: `  workgroupBarrier();\n${unrolled(tile, (t) => {
       const block = (k: number) => `stagedBlock(${t}u, lane${k === 0 ? '' : ` + ${lanes}u`})`;

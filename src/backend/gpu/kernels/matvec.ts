@@ -9,6 +9,7 @@ import type { Weight } from '../../../model/weights.ts';
 import type { Mode } from '../../kernel.ts';
 import type { Binding, Builder, Dispatch, RunShape } from '../builder.ts';
 import { columnsOf, KernelText, rowReader, rowsOf, spread, unrolled } from './kernel-text.ts';
+import { ENABLE_EXCHANGE, exchangeSums, exchanges } from './lane-exchange.ts';
 import {
   blocksOf,
   type Encoding,
@@ -118,8 +119,10 @@ function matVecKernel(
   const reader = rowReader(columns);
   const text = new KernelText()
     .bind({ kind: 'value', name: input, access: 'read' }, 'x', reader.type)
-    .bind(output, 'y', 'f32')
-    .bind({ kind: 'step' }, 'step', 'u32');
+    .bind(output, 'y', 'f32');
+  // Of one row a workgroup, there are as many workgroups as rows: nobody waits to hear how many that is.
+  const single = tile === 1 && !wanted;
+  if (!single) text.bind({ kind: 'step' }, 'step', 'u32');
   if (add !== undefined) text.bind({ kind: 'value', name: add, access: 'read' }, 'residual', 'f32');
   bindNorm(text, norm, columns);
   let firstGroup = 0;
@@ -148,11 +151,13 @@ function matVecKernel(
   const count = wanted ? at.wantedCount : at.rows;
   // Beyond the run's rows the last one is read again, and nobody keeps what comes of it.
   const inputRow = (t: number) => {
+    if (single) return 'first';
     const row = `min(first + ${t}u, count - 1u)`;
     return wanted ? `step[${at.wanted}u + ${row}]` : row;
   };
-  const staged = staging({ encoding, lanes, columns, tile, row: (t) => `row${t}`, norm });
-  const sums = laneSums(turnRows * tile, lanes);
+  const subgroups = exchanges(builder, lanes);
+  const staged = staging({ encoding, lanes, columns, tile, row: (t) => `row${t}`, norm, subgroups });
+  const sums = subgroups ? exchangeSums(own * tile, lanes, 1) : laneSums(own * tile, lanes);
   /** Loads of a turn's weights, of the block `b`, into `name`0 …; `now` makes Weights of them at once. */
   const load = (name: string, b: string, turn: string, now = false) =>
     choose(({ matrix, rows, firstGroup: start }) =>
@@ -181,22 +186,42 @@ function matVecKernel(
     const choices = formats.map((format) => `    if (${inFormat(format)}) { weights = ${decode(format)}; }`).join('\n');
     return `  {\n    var weights: Weights;\n${choices}\n${use}\n  }`;
   };
-  const putRow = (r: number, value: (t: number) => string) =>
-    unrolled(tile, (t) => `    putPart((team * ${own}u + ${r}u) * ${tile}u + ${t}u, lane, ${value(t)});`);
-  const write = (turn: string) => `  gather(tid);
-  for (var i = tid; i < ${turnRows * tile}u; i += ${threads}u) {
-    let t = first + i % ${tile}u;
-    if (t >= count) { continue; }
-    let sum = laneSum(i) * ${staged.factor(`i % ${tile}u`)};
-    ${choose(
-      ({ rows, bias, firstGroup: start, firstRow: offset }) => `
-      let row = (group - ${start}u) * ${groupRows}u + ${turn}i / ${tile}u;
-      if (row < ${rows}u) {
-        let place = t * ${outputWidth}u + ${offset}u + row;
-        y[place] = sum${bias === undefined ? '' : ` + ${bias}[row]`}${add === undefined ? '' : ' + residual[place]'};
+  /** Code for the row of an output, which it calls `row`, and for its place in the output's buffer. */
+  const home = (turn: string, output: string, use: (segment: Segment) => string) =>
+    choose(
+      (segment) => `      let row = (group - ${segment.firstGroup}u) * ${groupRows}u + ${turn}(${output}) / ${tile}u;
+      if (row < ${segment.rows}u) {
+        let place = t * ${outputWidth}u + ${segment.firstRow}u + row;
+        ${use(segment)}
       }`,
-    )}
+    );
+  /** Code for the run row `t` of an output, where there is one. */
+  const ofRow = (output: string, use: string) =>
+    single
+      ? `    let t = first;\n    ${use}`
+      : `    let t = first + (${output}) % ${tile}u;\n    if (t < count) {\n    ${use}\n    }`;
+  // What is added is read before anything is computed, where it is known who adds it.
+  const early = add !== undefined && turns === 1 ? sums.writer : undefined;
+  const fetchAdded =
+    early === undefined
+      ? ''
+      : `  var added = 0.0;
+  if (${early.is}) {
+${ofRow(
+  early.output,
+  home('', early.output, () => 'added = residual[place];'),
+)}
   }`;
+  const added = add === undefined ? '' : early === undefined ? ' + residual[place]' : ' + added';
+  /** @param values by the team's weight row, and tile row in it */
+  const write = (turn: string, value: (r: number, t: number) => string) => {
+    const values = Array.from({ length: own * tile }, (_, k) => value(Math.floor(k / tile), k % tile));
+    return sums.total([values], (output, [sum]) => {
+      const total = `${sum} * ${staged.factor(`(${output}) % ${tile}u`)}`;
+      const put = ({ bias }: Segment) => `y[place] = ${total}${bias === undefined ? '' : ` + ${bias}[row]`}${added};`;
+      return ofRow(output, home(turn, output, put));
+    });
+  };
   const firstBlock = span === 1 ? 'lane' : '2u * lane';
   const dot = (t: number) => `dotLane(weights, x${t})`;
   /** One turn: its weights are decoded while the input is staged. */
@@ -205,10 +230,8 @@ ${unrolled(own, (r) => `  var weights${r}: Weights;`)}
 ${load('weights', firstBlock, '', true)}
 ${staged.stage}
 ${staged.end}
-  if (team < ${teams}u) {
-${unrolled(own, (r) => putRow(r, (t) => `dotLane(weights${r}, x${t})`))}
-  }
-${write('')}`;
+${unrolled(own, (r) => unrolled(tile, (t) => `  let p${r}_${t} = dotLane(weights${r}, x${t});`))}
+${write('', (r, t) => `p${r}_${t}`)}`;
   /** Several: the bits of each turn's weights are on their way while those before are multiplied. */
   const takenInTurns = () => `${staged.fetch('0u')}
 ${declare('w')}
@@ -220,10 +243,15 @@ ${declare('next')}
     if (turn + 1u < ${turns}u) {
 ${load('next', firstBlock, `(turn + 1u) * ${turnRows}u + `)}
     }
-  if (team < ${teams}u) {
-${unrolled(own, (r) => decoded(r, firstBlock, putRow(r, dot)))}
-  }
-${write(`turn * ${turnRows}u + `)}
+${unrolled(own, (r) => unrolled(tile, (t) => `  var p${r}_${t}: f32;`))}
+${unrolled(own, (r) =>
+  decoded(
+    r,
+    firstBlock,
+    unrolled(tile, (t) => `    p${r}_${t} = ${dot(t)};`),
+  ),
+)}
+${write(`turn * ${turnRows}u + `, (r, t) => `p${r}_${t}`)}
 ${sums.again}
 ${unrolled(own, (r) => `    w${r} = next${r};`)}
   }`;
@@ -244,10 +272,7 @@ ${unrolled(own, (r) =>
 )}
   }
 ${staged.end}
-  if (team < ${teams}u) {
-${unrolled(own, (r) => putRow(r, (t) => `a${r}_${t}`))}
-  }
-${write('')}`;
+${write('', (r, t) => `a${r}_${t}`)}`;
   const body = /* wgsl */ `
 ${reader.code}
 ${encoding.helpers(
@@ -262,13 +287,17 @@ ${sums.code}
 fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
   let group = wg.y * ${spread(firstGroup)[0]}u + wg.x;
   let first = wg.z * ${tile}u;
-  let count = step[${count}u];
-  if (group >= ${firstGroup}u || first >= count) { return; }
+${
+  single
+    ? `  if (group >= ${firstGroup}u) { return; }`
+    : `  let count = step[${count}u];\n  if (group >= ${firstGroup}u || first >= count) { return; }`
+}
   let lane = tid % ${lanes.lanes}u;
   let team = tid / ${lanes.lanes}u;
 ${unrolled(tile, (t) => `  let row${t} = ${inputRow(t)};`)}
 ${staged.start}
+${fetchAdded}
 ${rounds > 1 ? rounded() : turns > 1 ? takenInTurns() : taken()}
 }`;
-  return { code: text.code(body), bindings: text.bindings, groups: firstGroup };
+  return { code: `${subgroups ? ENABLE_EXCHANGE : ''}${text.code(body)}`, bindings: text.bindings, groups: firstGroup };
 }

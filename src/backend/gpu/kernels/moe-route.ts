@@ -1,16 +1,20 @@
 /**
  * Which experts a row takes and with what weights, by a workgroup. An expert's rank is how many others go before it, so that
- * the choice takes no rounds and ties go to the lower index. Prompts make the choice in a dispatch of its own; for step rows
+ * the choice takes no rounds and ties go to the lower index; some neighbouring threads count for an expert where they may. Prompts make the choice in a dispatch of its own; for step rows
  * every workgroup that needs a row's experts makes it anew, since a dispatch takes longer (but for very many experts).
  */
 
 import type { Mode } from '../../kernel.ts';
 import { KernelText } from './kernel-text.ts';
+import { ENABLE_EXCHANGE, knowsSubgroups } from './lane-exchange.ts';
 import { buffer, type MoeLayer, sigmoidCode } from './moe-layer.ts';
 import { blockMax, blockSum, f32Literal, LEAST } from './snippets.ts';
 
 /** A NaN that no compiler can fold away: it is only ever written as bits. */
 const NAN_BITS = '0x7fc00000u';
+
+/** Reads that a thread's part of the count is written out for, at the most. */
+const MOST_UNROLLED = 32;
 
 /**
  * Whether a step's choice is made by who needs the experts: where it fits into workgroup memory beside their products, and
@@ -33,17 +37,36 @@ export interface RouteCode {
   readonly pick: string;
   /** Statements after those that write the row's ids, weights and shared factor to `route`. They hold barriers. */
   readonly write: string;
+  /** Of the module, before all else. */
+  readonly enable: string;
 }
 
 /** @param threads a power of two */
 export function routeCode(layer: Routed, threads: number): RouteCode {
-  const { operation, logits, logitsWidth, routeWidth } = layer;
+  const { operation, builder, logits, logitsWidth, routeWidth } = layer;
   const { moe, prefix } = operation;
   const { experts, used, router } = moe;
   const { gating, groups, selectionBias, normalise, scale } = router;
   const softmax = gating === 'softmax';
   const each = (body: string) => `  for (var e = tid; e < ${experts}u; e += ${threads}u) {\n${body}\n  }`;
-  const allowed = (e: string) => (groups === undefined ? 'true' : `kept[${e} / ${experts / groups.count}u] != 0u`);
+  /** Threads that count for an expert: neighbours, which a subgroup has together. */
+  const counters = knowsSubgroups(builder)
+    ? Math.min(32, 2 ** Math.floor(Math.log2(Math.max(1, threads / experts))))
+    : 1;
+  const fours = Math.ceil(experts / 4);
+  /** Keys of four experts, from their ranks; 0 where there is none, or where its group is out. */
+  const makeKeys = (rank: (e: string) => string) => {
+    const parts = [0, 1, 2, 3].map((k) => `(4u * four + ${k}u)`);
+    const place = (e: string) => (experts % 4 === 0 ? e : `min(${e}, ${experts - 1}u)`);
+    const taken = (e: string) => {
+      const there = experts % 4 === 0 ? [] : [`${e} < ${experts}u`];
+      return [...there, ...(groups === undefined ? [] : [`kept[${place(e)} / ${experts / groups.count}u] != 0u`])];
+    };
+    const some = experts % 4 !== 0 || groups !== undefined;
+    const made = `keysOf(vec4f(${parts.map((e) => rank(place(e))).join(', ')}))`;
+    const masked = `select(vec4u(), ${made}, vec4<bool>(${parts.map((e) => taken(e).join(' && ')).join(', ')}))`;
+    return `  for (var four = tid; four < ${fours}u; four += ${threads}u) { keys[four] = ${some ? masked : made}; }`;
+  };
   // Into scores; logits are in ranks.
   const softmaxed = `  var ownTop = ${LEAST};
 ${each('    ownTop = max(ownTop, ranks[e]);')}
@@ -53,15 +76,60 @@ ${each('    let score = exp(ranks[e] - top);\n    scores[e] = score;\n    ownSum
   let sum = blockSum(tid, ownSum);`;
   /** Whether what is compared is made of the scores, and not of the logits themselves. */
   const byScore = !softmax || selectionBias;
+  /** Whether what is compared are the logits, so that keys need no barrier of their own. */
+  const early = !byScore && groups === undefined;
+  /** Statements that add to `before` those of the thread's fours that go before expert `e`. */
+  const scan = (e: string, first: string) => {
+    const rounds = Math.ceil(fours / counters);
+    const greater = (four: string, at: string) => `${four} > vec4u(select(own, own - 1u, ${at} < ${e} / 4u))`;
+    if (rounds > MOST_UNROLLED) {
+      return `    for (var four = ${first}; four < ${fours}u; four += ${counters}u) {
+      before += select(vec4u(), vec4u(1u), ${greater('keys[four]', 'four')});
+    }`;
+    }
+    // Eight reads at a time wait together.
+    const at = (k: number) => `(${first} + ${k * counters}u)`;
+    const lines = Array.from({ length: rounds }, (_, k) => {
+      const beyond = (k + 1) * counters > fours;
+      const read = `    let four${k} = keys[${beyond ? `min(${at(k)}, ${fours - 1}u)` : at(k)}];`;
+      const counts = beyond
+        ? `(${greater(`four${k}`, at(k))}) & vec4<bool>(${at(k)} < ${fours}u)`
+        : greater(`four${k}`, at(k));
+      return { read, count: `    before += select(vec4u(), vec4u(1u), ${counts});` };
+    });
+    return Array.from({ length: Math.ceil(rounds / 8) }, (_, i) => lines.slice(8 * i, 8 * i + 8))
+      .flatMap((some) => [...some.map(({ read }) => read), ...some.map(({ count: own }) => own)])
+      .join('\n');
+  };
+  /** Statements that count for expert `e` how many go before it, those of the thread's fours, `first` and on. */
+  const counted = (e: string, first: string) => `    let ownFour = keys[${e} / 4u];
+    let own = ownFour[${e} % 4u];
+    // Of those that are equal the ones before it go first: they are greater than what is one less.
+    let equals = (ownFour == vec4u(own)) & (vec4u(0u, 1u, 2u, 3u) < vec4u(${e} % 4u));
+    var before = select(vec4u(), vec4u(1u), equals & vec4<bool>(${first} == 0u));
+${scan(e, first)}
+    var place = (before.x + before.y) + (before.z + before.w);`;
+  const pickIf = (more: string) => `    if (place < ${used}u && own != 0u${more}) { picked[place] = e; }`;
+  const count =
+    counters === 1
+      ? each(`${counted('e', '0u')}\n${pickIf('')}`)
+      : `  {
+    let e = min(tid / ${counters}u, ${experts - 1}u);
+${counted('e', `(tid % ${counters}u)`)}
+${Array.from({ length: Math.log2(counters) }, (_, k) => `    place += subgroupShuffleXor(place, ${1 << k}u);`).join('\n')}
+${pickIf(` && tid < ${experts * counters}u`)}
+  }`;
   return {
+    enable: counters > 1 ? ENABLE_EXCHANGE : '',
     bind(text) {
       text.bind(buffer(logits, 'read'), 'logits', 'f32');
       if (selectionBias) text.vector(`${prefix}.selectionBias`, 'bias');
     },
     functions: /* wgsl */ `
 ${softmax ? `${blockMax(threads, LEAST)}\n${blockSum(threads)}` : ''}
-// What the choice compares, and what weights are made of.
+// What the choice compares, and the same as numbers that are ordered alike, 0 for no expert; and what weights are made of.
 var<workgroup> ranks: array<f32, ${experts}>;
+var<workgroup> keys: array<vec4u, ${fours}>;
 var<workgroup> scores: array<f32, ${experts}>;
 var<workgroup> picked: array<u32, ${used}>;
 var<workgroup> bad: atomic<u32>;
@@ -71,6 +139,11 @@ ${
     : `var<workgroup> groupRanks: array<f32, ${groups.count}>;
 var<workgroup> kept: array<u32, ${groups.count}>;`
 }
+fn keysOf(ranks: vec4f) -> vec4u {
+  // -0 is 0.
+  let bits = select(bitcast<vec4u>(ranks), vec4u(), ranks == vec4f());
+  return select(bits | vec4u(0x80000000u), ~bits, (bits >> vec4u(31u)) != vec4u());
+}
 fn check(x: f32) { if ((bitcast<u32>(x) & 0x7f800000u) == 0x7f800000u) { atomicStore(&bad, 1u); } }
 // A row that cannot be routed makes NaN of its output, where it is found: it is never given to some expert.
 fn pickedExpert(rank: u32) -> u32 { return select(picked[rank], rank, atomicLoad(&bad) != 0u); }`,
@@ -79,6 +152,7 @@ ${each(`    let logit = logits[t * ${logitsWidth}u + e];
     check(logit);
     ranks[e] = logit;
     ${softmax ? '' : `scores[e] = sigmoid(logit);`}`)}
+${early ? makeKeys((e) => `logits[t * ${logitsWidth}u + ${e}]`) : ''}
   workgroupBarrier();
 ${byScore && softmax ? softmaxed : ''}
 ${
@@ -90,16 +164,13 @@ ${
     : ''
 }
 ${groups === undefined ? '' : keepGroups(experts / groups.count, groups, threads)}
-${each(`    let own = ranks[e];
-    var place = 0u;
-${scan(
-  experts,
-  (o) => `      {
-        let other = ranks[${o}];
-        place += select(0u, 1u, (other > own || (other == own && ${o} < e)) && ${allowed(o)});
-      }`,
-)}
-    if (place < ${used}u && ${allowed('e')}) { picked[place] = e; }`)}
+${
+  early
+    ? ''
+    : `${makeKeys((e) => `ranks[${e}]`)}
+  workgroupBarrier();`
+}
+${count}
   workgroupBarrier();`,
     write: /* wgsl */ `
 ${byScore || !softmax ? '' : softmaxed}
@@ -144,18 +215,10 @@ ${choice.write}
 }`);
   builder.dispatch(mode, {
     label: `${operation.prefix} choice`,
-    code,
+    code: `${choice.enable}${code}`,
     bindings: text.bindings,
     workgroups: (run) => [run.rows, 1, 1],
   });
-}
-
-/** A loop over all experts, eight at a time: their loads then wait together. */
-function scan(experts: number, body: (o: string) => string): string {
-  const eights = Math.floor(experts / 8) * 8;
-  const rest = Array.from({ length: experts - eights }, (_, i) => body(`${eights + i}u`)).join('\n');
-  const loop = Array.from({ length: 8 }, (_, i) => body(`(base + ${i}u)`)).join('\n');
-  return `${eights === 0 ? '' : `    for (var base = 0u; base < ${eights}u; base += 8u) {\n${loop}\n    }\n`}${rest}`;
 }
 
 /** Groups are ranked by their best or two best members, and kept as experts are picked. */

@@ -6,6 +6,7 @@
 
 import { emitGated } from './gated.ts';
 import { KernelText, type MatrixText, unrolled } from './kernel-text.ts';
+import { ENABLE_EXCHANGE, exchanges } from './lane-exchange.ts';
 import {
   ENOUGH_GROUPS,
   type Encoding,
@@ -18,6 +19,7 @@ import {
 import { staging } from './lane-staging.ts';
 import { buffer, type MoeLayer, value } from './moe-layer.ts';
 import { emitCombine } from './moe-sort.ts';
+import { exchangedDown, neighbours } from './moe-step-exchange.ts';
 
 /** Blocks of 32 inner values whose partial sums fit into workgroup memory beside what is staged. */
 export const MAX_INNER_BLOCKS = 1536;
@@ -73,8 +75,7 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
   const { experts, used, shared } = moe;
   const text = new KernelText()
     .bind(buffer(inner, 'read'), 'inner', 'vec4f')
-    .bind(buffer(route, 'read'), 'route', 'u32')
-    .bind({ kind: 'step' }, 'step', 'u32');
+    .bind(buffer(route, 'read'), 'route', 'u32');
   if (split === undefined) {
     text.bind(value(output, 'write'), 'y', 'f32');
     if (add !== undefined) text.bind(value(add, 'read'), 'residual', 'f32');
@@ -105,7 +106,9 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
   // stay in the processors' caches from layer to layer.
   const { rows, turns } = downTurns(hidden, { encoding, rounds, stride });
   const groupRows = turns * rows;
-  const staged = staging({ encoding, lanes, columns: 32 * items, tile: 1, row: () => 't' });
+  const counts = { used, blocks, sharedBlocks };
+  const subgroups = split === undefined && rounds === 1 && neighbours(counts) > 1 && exchanges(builder, lanes);
+  const staged = staging({ encoding, lanes, columns: 32 * items, tile: 1, row: () => 't', subgroups });
   const loads = (matrix: MatrixText, { name, base, b, turn }: Record<'name' | 'base' | 'b' | 'turn', string>) =>
     unrolled(
       rows,
@@ -124,21 +127,37 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
   const partials = { words: rows * stride };
   const apart = rounds > 1;
   const partial = (i: string) => (apart ? `partial[${i}]` : `bitcast<f32>(scratch[${i}])`);
-  const put = unrolled(rows, (r) => {
-    const place = `${r * stride}u + item`;
+  /** A lane's share of the turn's row `r`. */
+  const product = (r: number) => {
     const of = (matrix: MatrixText, b: string) =>
       `dotLane(${encoding.decode(matrix, { loaded: `w${r}`, b, span })}, x0)`;
-    const sum =
-      sharedDown === undefined
-        ? of(down, 'block')
-        : `select(${of(sharedDown, `(item - ${used * blocks}u)`)}, ${of(down, 'block')}, item < ${used * blocks}u)`;
-    return apart ? `      partial[${place}] = ${sum};` : `      scratch[${place}] = bitcast<u32>(${sum});`;
+    return sharedDown === undefined
+      ? of(down, 'block')
+      : `select(${of(sharedDown, `(item - ${used * blocks}u)`)}, ${of(down, 'block')}, item < ${used * blocks}u)`;
+  };
+  const put = unrolled(rows, (r) => {
+    const place = `${r * stride}u + item`;
+    return apart
+      ? `      partial[${place}] = ${product(r)};`
+      : `      scratch[${place}] = bitcast<u32>(${product(r)});`;
   });
+  // The shared expert's factor stands behind the weights.
+  const weightOf = (unit: string) => `bitcast<f32>(route[t * ${routeWidth}u + ${used}u + ${unit}])`;
+  /** The weighted sums of so many rows, a thread each. */
+  const writeRows = (
+    count: number,
+    turn: string,
+    added = 'residual[place]',
+  ) => `  if (tid < ${count}u && first + ${turn}tid < ${hidden}u) {
+    var sum = 0.0;
+    for (var unit = 0u; unit < ${units}u; unit++) { sum += made[tid * ${units}u + unit]; }
+    let place = t * ${hidden}u + first + ${turn}tid;
+    y[place] = sum${add === undefined ? '' : ` + ${added}`};
+  }`;
   /** What is done with the sum `all` of the unit `unit` for the turn's row `i / units`. */
   const putUnit = (turn: string) =>
     split === undefined
-      ? `    // The shared expert's factor stands behind the weights.
-    made[i] = bitcast<f32>(route[t * ${routeWidth}u + ${used}u + unit]) * all;`
+      ? `    made[i] = ${weightOf('unit')} * all;`
       : `    let row = first + ${turn}i / ${units}u;
     if (row < ${hidden}u) {
       ${shared === undefined ? '' : `if (unit == ${used}u) { ofShared[t * ${hidden}u + row] = all; } else `}{ ofExperts[(t * ${used}u + unit) * ${hidden}u + row] = all; }
@@ -159,13 +178,7 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
 ${putUnit(turn)}
   }
   workgroupBarrier();
-${split === undefined ? putRow(turn) : ''}`;
-  const putRow = (turn: string) => `  if (tid < ${rows}u && first + ${turn}tid < ${hidden}u) {
-    var sum = 0.0;
-    for (var unit = 0u; unit < ${units}u; unit++) { sum += made[tid * ${units}u + unit]; }
-    let place = t * ${hidden}u + first + ${turn}tid;
-    y[place] = sum${add === undefined ? '' : ' + residual[place]'};
-  }`;
+${split === undefined ? writeRows(rows, turn) : ''}`;
   const itemOf = (round: string) => `    let item = min(${round}lane, ${items - 1}u);
     let expert = ${bank.place(`min(route[t * ${routeWidth}u + min(item / ${blocks}u, ${used - 1}u)], ${experts - 1}u)`)} * ${hidden}u;
     let block = item % ${blocks}u;`;
@@ -183,6 +196,30 @@ ${put}
 ${write(turns === 1 ? '' : `turn * ${rows}u + `)}
 ${turns === 1 ? '' : unrolled(rows, (r) => `    w${r} = next${r};`)}
   }`;
+  const exchanging = exchangedDown(counts, { rows, turns, threads, weight: weightOf });
+  /** The same where lanes exchange: their sums wait for the last turn's. */
+  const takenTogether = () => `${staged.fetch('0u')}
+${itemOf('')}
+${declare('w')}
+${load('w', '')}
+${
+  add === undefined
+    ? ''
+    : `  var added = 0.0;
+  if (tid < ${groupRows}u && first + tid < ${hidden}u) { added = residual[t * ${hidden}u + first + tid]; }`
+}
+${staged.stage}
+  for (var turn = 0u; turn < ${turns}u; turn++) {
+${turns === 1 ? '' : `${declare('next')}\n    if (turn + 1u < ${turns}u) {\n${load('next', `(turn + 1u) * ${rows}u + `)}\n    }`}
+${unrolled(rows, (r) => `    let product${r} = ${product(r)};`)}
+${exchanging.put(
+  `turn * ${rows}u + `,
+  Array.from({ length: rows }, (_, r) => `product${r}`),
+)}
+${turns === 1 ? '' : unrolled(rows, (r) => `    w${r} = next${r};`)}
+  }
+${exchanging.end}
+${writeRows(groupRows, '', 'added')}`;
   const rounded = () => `  for (var round = 0u; round < ${rounds}u; round++) {
 ${itemOf(`round * ${inWork}u + `)}
 ${staged.fetch('round')}
@@ -196,9 +233,9 @@ ${put}
 ${write('')}`;
   const code = text.code(/* wgsl */ `
 ${encoding.helpers(span, sharedDown === undefined ? [down] : [down, sharedDown])}
-${apart ? scratchCode(staged) : scratchCode(staged, partials)}
+${subgroups ? exchanging.memory : apart ? scratchCode(staged) : scratchCode(staged, partials)}
 ${apart ? `var<workgroup> partial: array<f32, ${partials.words}>;` : ''}
-${split === undefined ? `var<workgroup> made: array<f32, ${units * rows}>;` : ''}
+${split === undefined ? `var<workgroup> made: array<f32, ${units * (subgroups ? groupRows : rows)}>;` : ''}
 fn inputAt(row: u32, v: u32) -> vec4f { return inner[row * ${innerWidth / 4}u + ${rounds * inWork === items ? 'v' : `min(v, ${8 * items - 1}u)`}]; }
 ${staged.functions}
 
@@ -206,14 +243,13 @@ ${staged.functions}
 fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {
   let t = wg.y;
   let first = wg.x * ${groupRows}u;
-  if (t >= step[${builder.step.rows}u]) { return; }
   let lane = min(tid, ${inWork - 1}u);
-${rounds === 1 ? taken() : rounded()}
+${subgroups ? takenTogether() : rounds === 1 ? taken() : rounded()}
 }`);
   const across = Math.ceil(hidden / groupRows);
   builder.dispatch('step', {
     label: `${prefix} down`,
-    code,
+    code: `${subgroups ? ENABLE_EXCHANGE : ''}${code}`,
     bindings: text.bindings,
     workgroups: (run) => [across, run.rows, 1],
   });

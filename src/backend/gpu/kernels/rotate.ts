@@ -1,20 +1,104 @@
 /**
- * What lies between the projections of a layer and its attention, a workgroup a head of a row: queries and keys are normed
- * and rotated, and keys and values go to the cache (`attention-cache.ts`).
+ * What lies between the projections of a layer and its attention: queries and keys are normed and rotated, and keys and
+ * values go to the cache (`attention-cache.ts`). Step rows' attention may do that itself (`attention-step-matrix.ts`).
  */
 
 import type { RotateOperation } from '../../../model/graph.ts';
 import { PAGE_ROWS } from '../../backend.ts';
-import type { CacheType } from '../../kernel.ts';
-import type { Builder, Dispatch } from '../builder.ts';
+import type { CacheType, Mode } from '../../kernel.ts';
+import type { Builder, Dispatch, RunShape } from '../builder.ts';
 import type { GpuRow } from '../row.ts';
 import { attentionTolerances, headsAccepted } from './attention.ts';
 import { encodeFour, fourOf } from './attention-cache.ts';
+import { headBindings, headLanes, LANE_ELEMENTS, partnerMask, turnsByLanes } from './head-lanes.ts';
+import { treeSum } from './kernel-text.ts';
 import { type Bound, blockSum, declare, f32Literal, MAX_WORKGROUPS, readValue, STEP, writeValue } from './snippets.ts';
 
 const THREADS = 64;
 
-function rotateDispatch(operation: RotateOperation, builder: Builder): Dispatch {
+type Turning = Omit<Dispatch, 'workgroups'> & { readonly across: number };
+
+/** A thread has eight elements of a query or a key; then come workgroups of values, of which a thread has four elements. */
+function laneKernel(operation: RotateOperation, builder: Builder): Turning {
+  const { layer, input, output, queryNorm, keyNorm, heads, kvHeads, headDim, valueDim } = operation;
+  const type = builder.cacheType;
+  const rowFours = builder.width(input) / 4;
+  const lanes = headDim / LANE_ELEMENTS;
+  const turned = heads + kvHeads;
+  const turnGroups = Math.ceil((turned * lanes) / THREADS);
+  const values = (kvHeads * valueDim) / 4;
+  const mask = partnerMask(operation);
+  const normed = queryNorm !== undefined || keyNorm !== undefined;
+  const { text, bindings } = declare([
+    [readValue(input), 'input', 'vec4f'],
+    [writeValue(output), 'output', 'vec4f'],
+    [{ kind: 'cache', layer, part: 'keys', access: 'write' }, 'keys', fourOf(type)],
+    [{ kind: 'cache', layer, part: 'values', access: 'write' }, 'values', fourOf(type)],
+    STEP,
+    ...headBindings(operation),
+  ]);
+  const { rows, positions, pageStarts, pages } = builder.step;
+  const place = (head: string, fours: number, four: string) =>
+    `((page * ${kvHeads}u + ${head}) * ${PAGE_ROWS}u + position % ${PAGE_ROWS}u) * ${fours}u + ${four}`;
+  return {
+    label: `layers.${layer}.attention rotate and store`,
+    bindings,
+    code: `${text}
+${encodeFour(type)}
+${headLanes(operation)}
+var<workgroup> squares: array<f32, ${THREADS}>;
+var<workgroup> lows: array<vec4f, ${THREADS}>;
+var<workgroup> highs: array<vec4f, ${THREADS}>;
+
+@compute @workgroup_size(${THREADS})
+fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) tid: u32) {
+  let row = workgroup.y;
+  if (row >= step[${rows}]) { return; }
+  let position = step[${positions}u + row];
+  let page = step[${pages}u + step[${pageStarts}u + row] + position / ${PAGE_ROWS}u];
+  let rowStart = row * ${rowFours}u;
+  if (workgroup.x >= ${turnGroups}u) {
+    let i = (workgroup.x - ${turnGroups}u) * ${THREADS}u + tid;
+    if (i < ${values}u) {
+      values[${place(`i / ${valueDim / 4}u`, valueDim / 4, `i % ${valueDim / 4}u`)}] = encode(input[rowStart + ${(turned * headDim) / 4}u + i]);
+    }
+    return;
+  }
+  // Query heads, then key heads; beyond the last it is taken again, and nobody keeps what comes of it.
+  let slot = workgroup.x * ${THREADS / lanes}u + tid / ${lanes}u;
+  let lane = tid % ${lanes}u;
+  let at = rowStart + min(slot, ${turned - 1}u) * ${headDim / 4}u + 2u * lane;
+  var x = HeadPart(input[at], input[at + 1u]);
+${
+  normed
+    ? `  squares[tid] = squaresOf(x);
+  workgroupBarrier();
+  let first = tid - lane;
+  let sum = ${treeSum(Array.from({ length: lanes }, (_, i) => `squares[first + ${i}u]`))};
+  if (slot < ${heads}u) { x = queryNormed(x, sum, queryNormAt(lane)); } else { x = keyNormed(x, sum, keyNormAt(lane)); }`
+    : ''
+}
+  lows[tid] = x.low;
+  highs[tid] = x.high;
+  workgroupBarrier();
+  let made = turned(x, HeadPart(lows[tid ^ ${mask}u], highs[tid ^ ${mask}u]), anglesAt(lane, position), lane);
+  if (slot < ${heads}u) {
+    let home = (row * ${heads}u + slot) * ${headDim / 4}u + 2u * lane;
+    output[home] = made.low;
+    output[home + 1u] = made.high;
+  } else if (slot < ${turned}u) {
+    let home = ${place(`(slot - ${heads}u)`, headDim / 4, '2u * lane')};
+    keys[home] = encode(made.low);
+    keys[home + 1u] = encode(made.high);
+  }
+}
+`,
+    across: turnGroups + Math.ceil(values / THREADS),
+  };
+}
+
+/** A workgroup a head. */
+function headKernel(operation: RotateOperation, builder: Builder): Turning {
   const { layer, input, output, queryNorm, keyNorm, rope, heads, kvHeads, headDim, valueDim } = operation;
   const type = builder.cacheType;
   const width = builder.width(input);
@@ -129,8 +213,15 @@ ${
   }
 }
 `,
-    workgroups: ({ rows: count }) => [heads + 2 * kvHeads, count, 1],
+    across: heads + 2 * kvHeads,
   };
+}
+
+function rotateDispatch(operation: RotateOperation, builder: Builder, mode: Mode): Dispatch {
+  const { across, ...dispatch } = (turnsByLanes(operation) ? laneKernel : headKernel)(operation, builder);
+  const workgroups = (run: RunShape) =>
+    builder.leavesOut(mode, operation.output, run) ? ([0, 0, 0] as const) : ([across, run.rows, 1] as const);
+  return { ...dispatch, workgroups };
 }
 
 /** A row for each kind of cache. */
@@ -149,7 +240,7 @@ export const rotateRows: readonly GpuRow[] = (['f16', 'f32'] as const).map(
     emit(made, builder, mode) {
       const operation = made as RotateOperation;
       builder.declareValue(operation.output, builder.width(operation.output));
-      builder.dispatch(mode, rotateDispatch(operation, builder));
+      builder.dispatch(mode, rotateDispatch(operation, builder, mode));
     },
   }),
 );
