@@ -53,16 +53,8 @@ export function backendOf({ device }: Pick<Plan, 'device'>): Backend {
   return device === 'cpu' ? cpuBackend() : referenceBackend;
 }
 
-/**
- * Loads a model and gives it to `use`; everything is closed afterwards.
- * @param gpu a device that is open already, and whose kernels are compiled already
- */
-export async function withDevice<T>(
-  path: string,
-  options: DeviceOptions,
-  use: (model: DeviceModel) => Promise<T>,
-  gpu?: Gpu,
-): Promise<T> {
+/** A loaded model; `executable.dispose` closes all of it. */
+export async function openDevice(path: string, options: DeviceOptions, gpu?: Gpu): Promise<DeviceModel> {
   const file: ModelFile = await openModelFile(await nodeModelSource(path));
   try {
     const { spec, weights } = readModel(file);
@@ -72,13 +64,27 @@ export async function withDevice<T>(
     const executable = await prepareParts(request, (device) =>
       device === 'gpu' ? gpuBackend({ gpu }) : backendOf({ device }),
     );
-    try {
-      return await use({ spec, graph, weights, plan, executable });
-    } finally {
-      await executable.dispose();
-    }
+    return { spec, graph, weights, plan, executable };
   } finally {
     await file.close();
+  }
+}
+
+/**
+ * Loads a model and gives it to `use`; everything is closed afterwards.
+ * @param gpu a device that is open already, and whose kernels are compiled as long as somebody uses them
+ */
+export async function withDevice<T>(
+  path: string,
+  options: DeviceOptions,
+  use: (model: DeviceModel) => Promise<T>,
+  gpu?: Gpu,
+): Promise<T> {
+  const model = await openDevice(path, options, gpu);
+  try {
+    return await use(model);
+  } finally {
+    await model.executable.dispose();
   }
 }
 

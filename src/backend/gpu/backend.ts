@@ -193,17 +193,35 @@ export class GpuExecutable implements Executable {
   /** The same with experts elsewhere. */
   async #runSplit(step: Step, split: SplitRun): Promise<Float32Array> {
     const { outgoing, logits, widths } = this.#request.graph;
+    const [name, rows] = outgoing === undefined ? [logits, step.wanted.length] : [outgoing, step.tokens.length];
+    let met: NonFiniteError | undefined;
+    try {
+      const given = await this.#runSplitUpTo(step, split, { name, count: rows * (widths[name] as number) });
+      if (allFinite(given)) return given;
+    } catch (error) {
+      if (!(error instanceof NonFiniteError)) throw error;
+      met = error;
+    }
+    // Who meets it is not always the first.
+    throw await this.#notFinite(step, met);
+  }
+
+  /** @param upTo.end the first dispatch that is left out; absent: all are run */
+  async #runSplitUpTo(
+    step: Step,
+    split: SplitRun,
+    { name, count, end }: { readonly name: string; readonly count: number; readonly end?: number },
+  ): Promise<Float32Array> {
     const { shape } = this.#begin(step);
     this.#recorder.dispatches = 0;
-    const { encoder, submitted } = await split.run(step.mode, shape);
-    const [name, rows] = outgoing === undefined ? [logits, shape.wanted] : [outgoing, shape.rows];
+    const { encoder, submitted } = await split.run(step.mode, shape, end);
+    if (this.#disposed) throw new DisposedError('the GPU backend');
     // Read first: that submits the rest.
-    const reading = this.#read(encoder, name, rows * (widths[name] as number));
-    const [given] = await Promise.all([reading, submitted()]);
-    if (!allFinite(given)) {
-      throw notFinite(step, this.#request.spec.layers.length, 'after the last layers (output): a logit');
-    }
-    return given;
+    const reading = this.#read(encoder, name, count);
+    // Nothing of a run is on its way when it ends: the next one reads into the same buffer.
+    const [given, done] = await Promise.allSettled([reading, submitted()]);
+    for (const outcome of [given, done]) if (outcome.status === 'rejected') throw outcome.reason;
+    return (given as PromiseFulfilledResult<Float32Array>).value;
   }
 
   /** How long each dispatch of a step takes by the device's clock; the step is run. Absent without timestamps. */
@@ -268,8 +286,11 @@ export class GpuExecutable implements Executable {
     return result;
   }
 
-  /** Names the layer by the run itself, again and cut short after each layer: no other run pays for it. */
-  async #notFinite(step: Step): Promise<NonFiniteError> {
+  /**
+   * Names the layer by the run itself, again and cut short after each layer: no other run pays for it.
+   * @param met where no layer ends with it
+   */
+  async #notFinite(step: Step, met?: NonFiniteError): Promise<NonFiniteError> {
     const { graph, spec } = this.#request;
     const { mode } = step;
     const dispatches = this.#program.dispatches[mode];
@@ -282,19 +303,37 @@ export class GpuExecutable implements Executable {
         bindings.some((binding) => binding.kind === 'value' && binding.name === name && binding.access === 'write'),
       );
       if (end < 0) continue;
-      const { shape } = this.#begin(step);
-      const encoder = this.#gpu.device.createCommandEncoder();
-      this.#recorder.recordRange(encoder, mode, { run: shape, first: 0, end: end + 1 });
-      if (allFinite(await this.#read(encoder, name, shape.rows * (graph.widths[name] as number)))) continue;
+      const count = step.tokens.length * (graph.widths[name] as number);
+      if (await this.#isFiniteUpTo(step, { name, count, end: end + 1 })) continue;
       layer = number;
       break;
     }
+    if (met !== undefined && layer === spec.layers.length) return met;
     const where = layer < 0 ? 'the embedding' : `layer ${layer} (blk.${layer})`;
     return notFinite(
       step,
       layer,
       layer < spec.layers.length ? `${where}: a value` : 'after the last layer (output): a logit',
     );
+  }
+
+  /** Runs a step again, cut short. */
+  async #isFiniteUpTo(
+    step: Step,
+    upTo: { readonly name: string; readonly count: number; readonly end: number },
+  ): Promise<boolean> {
+    if (this.#split === undefined) {
+      const { shape: run } = this.#begin(step);
+      const encoder = this.#gpu.device.createCommandEncoder();
+      this.#recorder.recordRange(encoder, step.mode, { run, first: 0, end: upTo.end });
+      return allFinite(await this.#read(encoder, upTo.name, upTo.count));
+    }
+    try {
+      return allFinite(await this.#runSplitUpTo(step, this.#split, upTo));
+    } catch (error) {
+      if (error instanceof NonFiniteError) return false;
+      throw error;
+    }
   }
 
   abandon(): void {

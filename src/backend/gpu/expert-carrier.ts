@@ -174,11 +174,11 @@ export class ExpertCarrier implements Carrier {
     return this.#raw.size;
   }
 
-  carry(placings: readonly Placing[]): Promise<void> {
-    return this.begin(placings).finish();
+  carry(placings: readonly Placing[], signal?: AbortSignal): Promise<void> {
+    return this.begin(placings, signal).finish();
   }
 
-  begin(placings: readonly Placing[]): Carrying {
+  begin(placings: readonly Placing[], signal?: AbortSignal): Carrying {
     const waiting = [...this.#loadsOf(placings)];
     const begun = waiting.splice(0, FILLED_AT_ONCE).map((load) => this.#begin(load));
     return {
@@ -188,6 +188,7 @@ export class ExpertCarrier implements Carrier {
       finish: async () => {
         for (let load = begun.shift(); load !== undefined; load = begun.shift()) {
           await load.finish();
+          signal?.throwIfAborted();
           const next = waiting.shift();
           if (next !== undefined) begun.push(this.#begin(next));
         }

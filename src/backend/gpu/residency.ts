@@ -38,9 +38,9 @@ export interface Residency {
 export interface Carrier {
   /**
    * What is submitted once it settles finds them there.
-   * @throws DeviceLostError `device_lost`
+   * @throws DeviceLostError `device_lost`, DisposedError `disposed`; `signal.reason` when aborted
    */
-  carry(placings: readonly Placing[]): Promise<void>;
+  carry(placings: readonly Placing[], signal?: AbortSignal): Promise<void>;
   /** The same, by and by. */
   begin(placings: readonly Placing[]): Carrying;
   /** Gives up what is on its way. */

@@ -7,7 +7,7 @@
  * that came after it.
  */
 
-import { NonFiniteError } from '../../errors.ts';
+import { DisposedError, NonFiniteError } from '../../errors.ts';
 import type { ExpertWatcher } from '../../experts/watch.ts';
 import type { ExpertRunner, GivenRouting } from '../backend.ts';
 import type { Mode } from '../kernel.ts';
@@ -61,6 +61,8 @@ export interface SplitShape {
 interface Running {
   readonly mode: Mode;
   readonly shape: RunShape;
+  /** The first dispatch that is left out. */
+  readonly end: number;
   /** What the host does while experts are computed. */
   readonly aside: () => void;
 }
@@ -126,12 +128,14 @@ export class SplitRun {
 
   /**
    * Runs a run up to the last split layer.
+   * @param end the first dispatch that is left out, and the layers behind it
    * @returns commands for the rest, which are not submitted yet, and what is to be done once they are
    * @throws NonFiniteError `non_finite` naming the layer
    */
   async run(
     mode: Mode,
     shape: RunShape,
+    end = Number.POSITIVE_INFINITY,
   ): Promise<{ readonly encoder: GPUCommandEncoder; readonly submitted: () => Promise<void> }> {
     const { residency, carrier } = this.#options;
     const brought = mode === 'step' ? residency.begin(mode, shape.rows) : [];
@@ -140,53 +144,55 @@ export class SplitRun {
     const submitted = async () => {
       residency.ended(shape.rows);
       if (mode === 'prompt') await this.#bring(residency.begin(mode, shape.rows));
-      else if (brought.length > 0) {
-        await carrying.finish();
-        residency.commit();
-        this.#tables.writeChanged();
-        this.#tellBrought(brought);
-      }
+      else if (brought.length > 0) await this.#arrive(brought, carrying.finish());
     };
     try {
-      return { encoder: await this.#runLayers({ mode, shape, aside: () => carrying.advance() }), submitted };
+      return { encoder: await this.#runLayers({ mode, shape, end, aside: () => carrying.advance() }), submitted };
     } catch (error) {
       residency.abort();
-      this.#tables.writeChanged();
+      if (!this.#ended) this.#tables.writeChanged();
       throw error;
     }
   }
 
   /** Brings experts to slots between runs. */
-  async #bring(placings: readonly Placing[]): Promise<void> {
-    const { residency, carrier } = this.#options;
+  async #bring(placings: readonly Placing[], signal?: AbortSignal): Promise<void> {
     if (placings.length === 0) return;
     this.#tables.writeChanged();
-    await carrier.carry(placings);
-    residency.commit();
-    this.#tables.writeChanged();
-    this.#tellBrought(placings);
+    await this.#arrive(placings, this.#options.carrier.carry(placings, signal));
   }
 
-  #tellBrought(placings: readonly Placing[]): void {
-    const { carrier } = this.#options;
+  /** Experts that are on their way have slots once they are there; if they never are, nobody has these. */
+  async #arrive(placings: readonly Placing[], carried: Promise<void>): Promise<void> {
+    const { residency, carrier } = this.#options;
+    try {
+      await carried;
+      residency.commit();
+    } catch (error) {
+      residency.abort();
+      throw error;
+    } finally {
+      if (!this.#ended) this.#tables.writeChanged();
+    }
     for (const { layer } of placings) {
       this.watcher?.brought(layer, { experts: 1, bytes: carrier.expertBytes(layer), to: 'slots' });
     }
   }
 
-  /** Fills the slots before the first run. */
-  async fill(): Promise<void> {
-    await this.#bring(this.#options.residency.fill());
+  /** Fills the slots before the first run. @throws `signal.reason` when aborted */
+  async fill(signal?: AbortSignal): Promise<void> {
+    await this.#bring(this.#options.residency.fill(), signal);
   }
 
   async #runLayers(running: Running): Promise<GPUCommandEncoder> {
     const { pauses, routing } = this.#options;
     const { mode, shape } = running;
-    const list = pauses[mode];
+    const list = pauses[mode].filter(({ joins }) => joins < running.end);
     this.watcher?.began(mode, shape.rows);
     routing?.advance(shape.rows);
     let encoder = this.#encode(running, { first: 0, pause: list[0] });
     for (const [index, pause] of list.entries()) {
+      this.#checkEnded();
       const askedMs = performance.now();
       const given = this.#giveRouting(pause, shape);
       const read = this.#ask(encoder, pause, running);
@@ -233,12 +239,12 @@ export class SplitRun {
    * Behind them those for the experts in slots: one submission costs the host less than two.
    */
   #encode(
-    { mode, shape: run }: Running,
+    { mode, shape: run, end }: Running,
     { first, pause }: { readonly first: number; readonly pause: Pause | undefined },
   ): GPUCommandEncoder {
     const { gpu, recorder, shape } = this.#options;
     const encoder = gpu.device.createCommandEncoder();
-    recorder.recordRange(encoder, mode, { run, first, end: pause?.asks ?? Number.POSITIVE_INFINITY });
+    recorder.recordRange(encoder, mode, { run, first, end: pause?.asks ?? end });
     if (pause === undefined) return encoder;
     const routeBytes = run.rows * pause.routeWidth * 4;
     const route = this.#buffer(pause.route);
@@ -280,7 +286,13 @@ export class SplitRun {
     return shape.shared || residency.holds(layer);
   }
 
+  /** What it uses is gone soon. @throws DisposedError `disposed` */
+  #checkEnded(): void {
+    if (this.#ended) throw new DisposedError('the GPU backend');
+  }
+
   #submit(encoder: GPUCommandEncoder): void {
+    this.#checkEnded();
     this.#options.gpu.device.queue.submit([encoder.finish()]);
   }
 
@@ -341,15 +353,19 @@ export class SplitRun {
     if (rest.length === 0) {
       await this.#pass(running, pause, passing);
       passedMs = performance.now();
+      this.#checkEnded();
       this.#results.clear();
     } else if (rows !== undefined) {
       // This thread's code for the GPU stays in its core's caches so: the CPU's part would drive it out.
       const started = this.#start(pause, rows, { groups: rest, rowAt: (row) => row, apart: true });
       const expectedMs = this.#pairMs * started.pairs;
-      if (expectedMs > WORTH_A_PULSE_MS) this.#options.pulse?.beat(AWAKE * expectedMs);
-      if (expectedMs > WORTH_A_COPY_MS) running.aside();
-      chosen.meanwhile();
-      this.#results.write(started.finish(), { pairs: started.pairs, rows: run.rows });
+      try {
+        if (expectedMs > WORTH_A_PULSE_MS) this.#options.pulse?.beat(AWAKE * expectedMs);
+        if (expectedMs > WORTH_A_COPY_MS) running.aside();
+        chosen.meanwhile();
+      } finally {
+        this.#finish(started, run);
+      }
       this.#pairMs = (performance.now() - started.atMs) / started.pairs;
     } else {
       const gathered = await this.#gather(pause, rest);
@@ -359,7 +375,7 @@ export class SplitRun {
         await this.#pass(running, pause, passing);
       } finally {
         passedMs = performance.now();
-        this.#results.write(started.finish(), { pairs: started.pairs, rows: run.rows });
+        this.#finish(started, run);
       }
       this.#balance.learn({
         experts: passing.length,
@@ -392,7 +408,7 @@ export class SplitRun {
         this.#submit(this.#encodeSlots(running, pause));
       }
     } finally {
-      this.#tables.write(layer);
+      if (!this.#ended) this.#tables.write(layer);
     }
   }
 
@@ -411,6 +427,13 @@ export class SplitRun {
     }
     this.#submit(encoder);
     return { rows: new Float32Array(await this.#read(wanted.count * bytes)), rowAt: wanted.rowAt };
+  }
+
+  /** Waits for the CPU's part, which was begun and is to be ended whatever else has failed. */
+  #finish({ finish, pairs }: Started, { rows }: RunShape): void {
+    const made = finish();
+    this.#checkEnded();
+    this.#results.write(made, { pairs, rows });
   }
 
   /** Starts the CPU's part. */

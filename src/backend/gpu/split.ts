@@ -17,7 +17,7 @@ import { SplitRun } from './split-run.ts';
 
 /**
  * @returns undefined where no experts are split
- * @throws OutOfMemoryError `out_of_memory`
+ * @throws OutOfMemoryError `out_of_memory`; `signal.reason` when aborted
  */
 export async function makeSplit(
   request: PrepareRequest,
@@ -29,7 +29,7 @@ export async function makeSplit(
     readonly bufferOf: (binding: Binding) => GPUBuffer;
   },
 ): Promise<SplitRun | undefined> {
-  const { plan, spec, weights, experts, routing, expertUses, onFault } = request;
+  const { plan, spec, weights, experts, routing, expertUses, onFault, signal } = request;
   const onFileFault = (error: SourceError) => onFault?.(fromMemory(error));
   const { gpu, program, recorder, platform, bufferOf } = made;
   const split = plan.experts;
@@ -91,7 +91,7 @@ export async function makeSplit(
     },
   });
   try {
-    await run.fill();
+    await run.fill(signal);
     return run;
   } catch (error) {
     run.abandon();

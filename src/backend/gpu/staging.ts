@@ -60,6 +60,7 @@ export class Staging {
   /**
    * Has `put` fill a range. It may go on after it has returned, until what it returned has settled.
    * @returns the same, or nothing where `put` returned nothing
+   * @throws DeviceLostError `device_lost`
    */
   write(
     { turn, at, bytes }: { readonly turn: number; readonly at: number; readonly bytes: number },
@@ -68,9 +69,19 @@ export class Staging {
     if (this.#mapping !== undefined || this.#ended || turn !== this.#turn) {
       throw new InternalError('memory for experts on their way was written to out of turn, or while it was not mapped');
     }
-    this.#memory ??= new Uint8Array(this.#buffer.getMappedRange());
+    this.#memory ??= this.#range();
     const written = put(this.#memory.subarray(at, at + bytes));
     return written === undefined ? undefined : this.#count(written);
+  }
+
+  #range(): Uint8Array {
+    try {
+      return new Uint8Array(this.#buffer.getMappedRange());
+    } catch (cause) {
+      // A lost device takes its memory with it, whether it has said so already or not.
+      this.#gpu.check();
+      throw new DeviceLostError('the GPU took its memory back; load the model again, or use --device cpu', { cause });
+    }
   }
 
   async #count(written: Promise<void>): Promise<void> {

@@ -2,7 +2,7 @@
 
 import type { MoeOperation } from '../../../model/graph.ts';
 import type { Weight } from '../../../model/weights.ts';
-import type { Binding, Builder } from '../builder.ts';
+import { ABSENT, type Binding, type Builder } from '../builder.ts';
 import { slabWeight } from '../slab.ts';
 import type { KernelText } from './kernel-text.ts';
 
@@ -54,15 +54,14 @@ export function bankOf({ layer, prefix, split }: MoeOperation, builder: Builder)
   const { slabs, weights } = builder;
   const index = slabs.findIndex(({ layers }) => layers.includes(layer));
   const stack = (part: 'gate' | 'up' | 'down') => slabWeight(slabs, index, part, weights);
-  const gate = stack('gate');
-  const count = gate.shape[0] as number;
+  // The texts do not say how many slots there are: slabs of any size share their pipelines.
   return {
-    gate,
+    gate: stack('gate'),
     up: stack('up'),
     down: stack('down'),
     bind: (text) => void text.bind({ kind: 'slots', layer }, 'slots', 'u32'),
-    place: (expert) => `min(slots[${expert}], ${count - 1}u)`,
-    find: `\n  let at = slots[expert];\n  if (at >= ${count}u) { return; }`,
+    place: (expert) => `select(slots[${expert}], 0u, slots[${expert}] == ${ABSENT}u)`,
+    find: `\n  let at = slots[expert];\n  if (at == ${ABSENT}u) { return; }`,
   };
 }
 
