@@ -22,11 +22,6 @@ const STORAGE = 0x80;
 const STAGING_BYTES = 16 * 2 ** 20;
 /** Staging buffers: some are filled while the others are on their way. */
 const STAGINGS = 4;
-
-/** Bytes that experts on their way take, on the device and where it reads from. @param largest bytes of the largest expert */
-export function carrierBytes(largest: number): number {
-  return (STAGINGS + 1) * Math.max(STAGING_BYTES, largest);
-}
 /** Of these, filled at once: reads of the next one go on while one is ended. */
 const FILLED_AT_ONCE = 2;
 /** Where matrices begin in them. */
@@ -275,13 +270,15 @@ export class ExpertCarrier implements Carrier {
       );
       await feed.verify?.(pieces.map(({ matrix }) => matrix));
     };
+    const beganMs = performance.now();
     const filled = fill();
+    const askingMs = performance.now() - beganMs;
     // Heard when it is ended, if it is.
     filled.catch(() => {});
     return {
       advance: () => false,
       finish: async () => {
-        const askedMs = performance.now();
+        const endingMs = performance.now();
         try {
           await filled;
         } catch (error) {
@@ -291,7 +288,7 @@ export class ExpertCarrier implements Carrier {
           // What has come of it is written over.
           return this.#copying(load).finish();
         }
-        const ms = performance.now() - Math.max(askedMs, startMs);
+        const ms = askingMs + performance.now() - Math.max(endingMs, startMs);
         this.#send(way, load, pieces);
         this.#learn(way, pieces, ms);
       },
@@ -352,6 +349,11 @@ export class ExpertCarrier implements Carrier {
   async settled(): Promise<void> {
     await Promise.allSettled([this.#closing, ...this.#stagings.map((staging) => staging.settled())]);
   }
+}
+
+/** Bytes that experts on their way take, on the device and where it reads from. @param largest bytes of the largest expert */
+export function carrierBytes(largest: number): number {
+  return (STAGINGS + 1) * Math.max(STAGING_BYTES, largest);
 }
 
 function aligned(bytes: number): number {

@@ -65,38 +65,40 @@ export async function makeSplit(
     throw error;
   }
   const slabOf = new Map(slabs.flatMap((slab) => slab.layers.map((layer) => [layer, slab] as const)));
-  const run = new SplitRun({
-    gpu,
-    recorder,
-    bufferOf,
-    residency,
-    carrier,
-    elsewhere: experts,
-    routing,
-    // There the processor would count, instead of computing experts.
-    pulse: gpu.software ? undefined : await Pulse.make(gpu),
-    pauses: program.pauses,
-    shape: {
-      hidden: spec.hidden,
-      used,
-      experts: count,
-      shared: first.moe.shared !== undefined,
-      rows: Math.max(plan.maxRows.prompt, plan.maxRows.step),
-      hostPairs,
-      passes,
-      passing: (layer) => {
-        const { slots, passing } = slabOf.get(layer) as (typeof slabs)[number];
-        return { first: slots, count: passing };
-      },
-    },
-  });
+  let run: SplitRun | undefined;
   try {
+    run = new SplitRun({
+      gpu,
+      recorder,
+      bufferOf,
+      residency,
+      carrier,
+      elsewhere: experts,
+      routing,
+      // There the processor would count, instead of computing experts.
+      pulse: gpu.software ? undefined : await Pulse.make(gpu),
+      pauses: program.pauses,
+      shape: {
+        hidden: spec.hidden,
+        used,
+        experts: count,
+        shared: first.moe.shared !== undefined,
+        rows: Math.max(plan.maxRows.prompt, plan.maxRows.step),
+        hostPairs,
+        passes,
+        passing: (layer) => {
+          const { slots, passing } = slabOf.get(layer) as (typeof slabs)[number];
+          return { first: slots, count: passing };
+        },
+      },
+    });
     await run.fill(signal);
     return run;
   } catch (error) {
-    run.abandon();
+    if (run === undefined) carrier.destroy();
+    else run.abandon();
     // Before the device is closed: files may still be being read into its memory.
-    await run.settled();
+    await (run ?? carrier).settled();
     throw error;
   }
 }
