@@ -1,6 +1,6 @@
 /** The platform of Node: files by path, worker threads, the machine's cores and memory. */
 
-import { type BigIntStats, constants } from 'node:fs';
+import { type BigIntStats, constants, fstatSync } from 'node:fs';
 import type { FileHandle } from 'node:fs/promises';
 import { access, open, readFile } from 'node:fs/promises';
 import { availableParallelism, freemem, totalmem } from 'node:os';
@@ -174,7 +174,8 @@ function fileSource(name: string, fileAddress: FileAddress, handle: FileHandle):
   const verify = async () => {
     let now: FileAddress;
     try {
-      now = addressOf(fileAddress.path, await handle.stat({ bigint: true }));
+      // By this thread: another one would come to it only after all reads that are waiting.
+      now = addressOf(fileAddress.path, fstatSync(handle.fd, { bigint: true }));
     } catch (cause) {
       throw new SourceError(`${name}: what became of the file cannot be told`, { cause });
     }

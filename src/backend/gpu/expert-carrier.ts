@@ -22,8 +22,8 @@ const STORAGE = 0x80;
 const STAGING_BYTES = 16 * 2 ** 20;
 /** Staging buffers: some are filled while the others are on their way. */
 const STAGINGS = 4;
-/** Of these, filled at once: reads of the next one go on while one is ended. */
-const FILLED_AT_ONCE = 2;
+/** Of these, filled at once: reads of the next ones go on while one is ended. */
+const FILLED_AT_ONCE = 3;
 /** Where matrices begin in them. */
 const ALIGN_BYTES = 64;
 

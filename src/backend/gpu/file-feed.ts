@@ -31,9 +31,10 @@ export class FileFeed implements ExpertFeed {
   /** Those that it opened itself. */
   readonly #own: readonly LocalFile[];
   readonly #stacks: ReadonlyMap<string, Stack>;
-  readonly #reads = new Set<Promise<void>>();
   readonly #waiting: (() => void)[] = [];
+  /** Reads under way, and who waits for the last of them. */
   #running = 0;
+  #idle: (() => void) | undefined;
   #closing: Promise<void> | undefined;
 
   private constructor(made: {
@@ -90,16 +91,16 @@ export class FileFeed implements ExpertFeed {
     return this.#stackOf({ layer, part }).bytes;
   }
 
-  async read(matrix: ExpertMatrix, target: Uint8Array): Promise<void> {
+  read(matrix: ExpertMatrix, target: Uint8Array): Promise<void> {
     const { file, offset } = this.#find(matrix);
     const count = Math.max(1, Math.round(target.byteLength / READ_BYTES));
+    if (count === 1) return this.#piece(file, offset, target);
     const end = (index: number) => Math.floor((target.byteLength * index) / count);
-    const pieces = Array.from({ length: count }, (_, index) =>
-      this.#piece(file, offset + end(index), target.subarray(end(index), end(index + 1))),
+    return allOf(
+      Array.from({ length: count }, (_, index) =>
+        this.#piece(file, offset + end(index), target.subarray(end(index), end(index + 1))),
+      ),
     );
-    // All of them, whatever becomes of one: only then nothing is written any more.
-    const failed = (await Promise.allSettled(pieces)).find(({ status }) => status === 'rejected');
-    if (failed !== undefined) throw (failed as PromiseRejectedResult).reason;
   }
 
   async #piece(file: LocalFile, offset: number, target: Uint8Array): Promise<void> {
@@ -108,13 +109,11 @@ export class FileFeed implements ExpertFeed {
     else await new Promise<void>((go) => this.#waiting.push(go));
     try {
       if (this.#closing !== undefined) throw new DisposedError('the GPU backend');
-      const read = file.readInto(offset, target);
-      this.#reads.add(read);
-      await read.finally(() => this.#reads.delete(read));
+      await file.readInto(offset, target);
     } finally {
       const next = this.#waiting.shift();
-      if (next === undefined) this.#running--;
-      else next();
+      if (next !== undefined) next();
+      else if (--this.#running === 0) this.#idle?.();
     }
   }
 
@@ -128,7 +127,11 @@ export class FileFeed implements ExpertFeed {
   }
 
   async #close(): Promise<void> {
-    await Promise.allSettled(this.#reads);
+    if (this.#running > 0) {
+      await new Promise<void>((idle) => {
+        this.#idle = idle;
+      });
+    }
     await Promise.allSettled(this.#own.map((file) => file.close()));
   }
 
@@ -148,6 +151,12 @@ export class FileFeed implements ExpertFeed {
     }
     return { file, offset: part.offset + (matrix.expert % inPart) * bytes };
   }
+}
+
+/** Settles when all have, whatever becomes of one: only then nothing is written any more. */
+async function allOf(pieces: readonly Promise<void>[]): Promise<void> {
+  const failed = (await Promise.allSettled(pieces)).find(({ status }) => status === 'rejected');
+  if (failed !== undefined) throw (failed as PromiseRejectedResult).reason;
 }
 
 function isLocal(source: ByteSource): source is LocalFile {
