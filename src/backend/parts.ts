@@ -95,8 +95,10 @@ function progressOver({
   const sum = (of: readonly number[]) => of.reduce((total, bytes) => total + bytes, 0);
   return (part) => {
     if (report === undefined) return undefined;
-    return ({ bytesDone }: LoadProgress) => {
+    return ({ bytesDone, bytesTotal }: LoadProgress) => {
       done[part] = bytesDone;
+      // Some stream their vectors, too.
+      totals[part] = bytesTotal;
       report({ bytesDone: sum(done), bytesTotal: sum(totals) });
     };
   };

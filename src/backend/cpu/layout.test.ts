@@ -282,7 +282,7 @@ test('sections share their bytes: more layers of experts take no more of them', 
 
 test('who computes beside another device waits for its next call without sleeping', () => {
   assert.equal(lay().program.spinMs, 0.05);
-  assert.equal(lay(apart([1, 2])).program.spinMs, 0.25);
+  assert.equal(lay(apart([1, 2])).program.spinMs, 1);
 });
 
 test('a cache lies where there is attention, and nowhere else', () => {
