@@ -127,12 +127,12 @@ export interface ExpertRunner {
   /** Most rows, and most pairs, of one call. */
   readonly limits: { readonly rows: number; readonly pairs: number };
   /**
-   * Starts the layer's `experts` operation on all other threads.
-   * @param how.apart whether they do all of it, if there are any; else they wait for the caller to do its share
-   * @returns what does the caller's share and waits for the others: to be called once, before anything else runs there. It gives
+   * Starts the layer's `experts` operation on all other threads. The caller's has no part in it, so that its core's caches keep what
+   * drives the other device.
+   * @returns what waits for them, and without others does the work: to be called once, before anything else runs there. It gives
    * [pairs, hidden], not weighted, valid until the next start, and throws NonFiniteError `non_finite` naming the layer
    */
-  start(work: ExpertWork, how?: { readonly apart?: boolean }): () => Float32Array;
+  start(work: ExpertWork): () => Float32Array;
   /**
    * The bytes of an expert's matrix where they lie, whole groups of rows in the layout of the CPU's kernels
    * (`cpu/formats.ts`); in memory that other threads read, too. Absent where weights are not stored so.

@@ -106,8 +106,7 @@ for (const [name, options] of Object.entries(devices)) {
       withExperts(expertsTiny(given, { normed: true }), options, async (experts) => {
         const before = ask(experts);
         for (let again = 0; again < 3; again++) {
-          // In turns with a share of the caller's, and without.
-          const finish = experts.start(workOf(0, rows, given.hidden, pairs), { apart: again !== 1 });
+          const finish = experts.start(workOf(0, rows, given.hidden, pairs));
           await new Promise((resolve) => setTimeout(resolve, 5));
           sameBits(finish(), before, 'after a while');
         }

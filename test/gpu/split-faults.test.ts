@@ -90,7 +90,7 @@ function withRunner(executable: Executable, change: (runner: ExpertRunner) => Pa
   if (runner === undefined) return executable;
   const own: ExpertRunner = {
     limits: runner.limits,
-    start: (work, how) => runner.start(work, how),
+    start: (work) => runner.start(work),
     home: (layer, part, expert) => runner.home?.(layer, part, expert) as Uint8Array,
     ...change(runner),
   };
@@ -161,9 +161,9 @@ describe('the experts on the CPU', () => {
           routing,
           damage: (executable) =>
             withRunner(executable, (runner) => ({
-              start(work: ExpertWork, how?: { readonly apart?: boolean }) {
+              start(work: ExpertWork) {
                 if (fails && moment === 'when they begin') throw failure;
-                const finish = runner.start(work, how);
+                const finish = runner.start(work);
                 return () => {
                   const made = finish();
                   if (fails && moment === 'when they end') throw failure;
@@ -229,8 +229,8 @@ async function atMoment(
       routing,
       damage: (executable) =>
         withRunner(executable, (runner) => ({
-          start(work: ExpertWork, how?: { readonly apart?: boolean }) {
-            const finish = runner.start(work, how);
+          start(work: ExpertWork) {
+            const finish = runner.start(work);
             // What later layers leave to the CPU depends on how long the first one took.
             if (at === 'start' && work.layer === 0) now();
             return finish;

@@ -38,7 +38,7 @@ export class CpuExpertRunner implements ExpertRunner {
     );
   }
 
-  start(work: ExpertWork, { apart = false }: { readonly apart?: boolean } = {}): () => Float32Array {
+  start(work: ExpertWork): () => Float32Array {
     if (this.#closed) throw new DisposedError('the CPU backend');
     const { operation, place } = this.#layer(work.layer);
     const { moe, input, output } = operation;
@@ -47,7 +47,7 @@ export class CpuExpertRunner implements ExpertRunner {
     const pairs = work.rowOf.length;
     if (pairs === 0) return () => new Float32Array(0);
     this.#write(work, place, rows, moe.experts);
-    const finish = this.#pool.startExperts(place.section, rows, apart);
+    const finish = this.#pool.startExperts(place.section, rows);
     return () => {
       // The pool has ended it, or the others are gone and would be waited for in vain.
       if (this.#closed) throw new DisposedError('the CPU backend');

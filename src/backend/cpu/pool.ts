@@ -42,15 +42,14 @@ export class PoolWorker {
     const rows = argument & ((1 << UPPER_SHIFT) - 1);
     const upper = argument >>> UPPER_SHIFT;
     if (command === Command.run) this.runner.run(0, rows, upper);
-    else if (command === Command.experts) this.runner.run(upper, rows, 0);
-    else if (command === Command.expertsApart) this.#runApart(upper, rows);
+    else if (command === Command.experts) this.#runExperts(upper, rows);
     else if (command === Command.store) this.#store(this.#pieces[argument] as StorePiece);
   }
 
-  /** All workers but the owner. */
-  #runApart(section: number, rows: number): void {
+  /** By all workers but the owner, where there are others. */
+  #runExperts(section: number, rows: number): void {
     const { control, runner } = this;
-    runner.run(section, rows, 0, control.threads - 1);
+    runner.run(section, rows, 0, Math.max(1, control.threads - 1));
     if (this.#worker === 1) control.done();
   }
 
@@ -123,17 +122,15 @@ export class Pool {
   }
 
   /**
-   * Starts one run of a section of experts over `rows` rows on the other workers.
-   * @param apart whether they do all of it, where there are others: the owner is free until it has the time to wait for them.
-   * Else it has a share, for which they wait
-   * @returns the owner's share and its wait: to be called once, before anything else is asked of the pool
+   * Starts one run of a section of experts over `rows` rows on the other workers, who do all of it: the owner is free meanwhile.
+   * @returns the owner's wait for them, and without others its work: to be called once, before anything else is asked of the pool
    */
-  startExperts(section: number, rows: number, apart: boolean): () => void {
+  startExperts(section: number, rows: number): () => void {
     const argument = rows | (section << UPPER_SHIFT);
-    if (!apart || this.#others.length === 0) return this.#start(Command.experts, argument);
+    if (this.#others.length === 0) return this.#start(Command.experts, argument);
     const { control } = this.#own;
     const before = control.ended;
-    control.command(Command.expertsApart, argument);
+    control.command(Command.experts, argument);
     return () => control.waitForEnd(before);
   }
 

@@ -3,9 +3,13 @@
  * and what the CPU has computed.
  */
 
-import { ABSENT, type Binding, HOST_MADE, HOST_PLACES } from './builder.ts';
+import type { GivenRouting } from '../backend.ts';
+import { ABSENT, type Binding, HOST_MADE, HOST_PLACES, type Pause } from './builder.ts';
 import type { Gpu } from './device.ts';
 import type { Residency } from './residency.ts';
+
+const COPY_SRC = 0x4;
+const COPY_DST = 0x8;
 
 interface Buffers {
   readonly gpu: Gpu;
@@ -87,5 +91,54 @@ export class HostResults {
 
   #buffer(name: string): GPUBuffer {
     return this.#buffers.bufferOf({ kind: 'buffer', name, access: 'read' });
+  }
+}
+
+/** Choices that are given, for measurements, on their way to where the router's stand. */
+export class GivenChoices {
+  readonly #gpu: Gpu;
+  readonly #routing: GivenRouting;
+  readonly #used: number;
+  readonly #buffer: GPUBuffer;
+
+  /** @param shape.width words of a row's choice, at the most */
+  constructor(
+    gpu: Gpu,
+    routing: GivenRouting,
+    shape: { readonly rows: number; readonly used: number; readonly width: number },
+  ) {
+    this.#gpu = gpu;
+    this.#routing = routing;
+    this.#used = shape.used;
+    this.#buffer = gpu.device.createBuffer({
+      label: 'given choices',
+      size: shape.rows * shape.width * 4,
+      usage: COPY_SRC | COPY_DST,
+    });
+  }
+
+  /** Writes a layer's of so many rows, before the submission that copies them; all experts of a row weigh the same. */
+  write({ layer, routeWidth }: Pause, rows: number): Uint32Array {
+    const used = this.#used;
+    const ids = this.#routing.ids(layer);
+    const words = new Uint32Array(rows * routeWidth);
+    const weights = new Float32Array(words.buffer);
+    for (let row = 0; row < rows; row++) {
+      const at = row * routeWidth;
+      words.set(ids.subarray(row * used, (row + 1) * used), at);
+      weights.fill(1 / used, at + used, at + 2 * used);
+      weights[at + 2 * used] = 1;
+    }
+    this.#gpu.device.queue.writeBuffer(this.#buffer, 0, words);
+    return ids;
+  }
+
+  /** Over what the router chose. */
+  copyTo(encoder: GPUCommandEncoder, route: GPUBuffer, bytes: number): void {
+    encoder.copyBufferToBuffer(this.#buffer, 0, route, 0, bytes);
+  }
+
+  destroy(): void {
+    this.#buffer.destroy();
   }
 }

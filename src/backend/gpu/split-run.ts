@@ -7,22 +7,21 @@
  * that came after it.
  */
 
-import { DisposedError, NonFiniteError } from '../../errors.ts';
+import { DisposedError } from '../../errors.ts';
 import type { ExpertWatcher } from '../../experts/watch.ts';
 import type { ExpertRunner, GivenRouting } from '../backend.ts';
 import type { Mode } from '../kernel.ts';
-import { ABSENT, type Binding, type Pause, type RunShape } from './builder.ts';
+import type { Binding, Pause, RunShape } from './builder.ts';
 import type { Gpu } from './device.ts';
-import { allFinite } from './finite.ts';
 import type { Pulse } from './pulse.ts';
 import { readBuffer } from './readback.ts';
 import type { Recorder } from './recorder.ts';
 import type { Carrier, Placing, Residency } from './residency.ts';
-import { HostResults, SlotTables } from './split-buffers.ts';
+import { GivenChoices, HostResults, SlotTables } from './split-buffers.ts';
 import { Balance, type Chosen, chosenOf, type Group, pairsOf, rowsOf } from './split-choice.ts';
+import { CpuPart, type CpuStarted } from './split-cpu.ts';
 
 const MAP_READ = 0x1;
-const COPY_SRC = 0x4;
 const COPY_DST = 0x8;
 
 export interface SplitOptions {
@@ -67,21 +66,6 @@ interface Running {
   readonly aside: () => void;
 }
 
-/** How much of what the CPU takes, as it did last, the device is kept awake: the rest is for what that was more than this time. */
-const AWAKE = 0.5;
-/** What the CPU must be expected to take for the host to have the time to keep the device awake, and to copy a matrix. */
-const WORTH_A_PULSE_MS = 0.1;
-const WORTH_A_COPY_MS = 0.25;
-
-/** The CPU's part of a layer, under way. */
-interface Started {
-  /** Does the caller's share, and waits for the others. */
-  readonly finish: () => Float32Array;
-  readonly pairs: number;
-  /** When it began. */
-  readonly atMs: number;
-}
-
 export class SplitRun {
   /** Told what runs do with their experts. */
   watcher: ExpertWatcher | undefined;
@@ -92,10 +76,8 @@ export class SplitRun {
   readonly #tables: SlotTables;
   readonly #results: HostResults;
   readonly #balance: Balance;
-  /** What a pair of a step took the CPU, the last time. */
-  #pairMs = 0;
-  /** Choices that are given, on their way to where the router's stand. */
-  readonly #given: GPUBuffer | undefined;
+  readonly #cpu: CpuPart;
+  readonly #given: GivenChoices | undefined;
   #reading: Promise<unknown> | undefined;
   #ended = false;
 
@@ -112,13 +94,9 @@ export class SplitRun {
       size: rows * (width + hidden) * 4,
       usage: MAP_READ | COPY_DST,
     });
-    if (routing !== undefined) {
-      this.#given = gpu.device.createBuffer({
-        label: 'given choices',
-        size: rows * width * 4,
-        usage: COPY_SRC | COPY_DST,
-      });
-    }
+    const { elsewhere, pulse } = options;
+    this.#cpu = new CpuPart({ elsewhere, pulse, results: this.#results, used: shape.used });
+    this.#given = routing && new GivenChoices(gpu, routing, { ...shape, width });
   }
 
   /** Bytes on the device, and mapped ones. */
@@ -194,7 +172,7 @@ export class SplitRun {
     for (const [index, pause] of list.entries()) {
       this.#checkEnded();
       const askedMs = performance.now();
-      const given = this.#giveRouting(pause, shape);
+      const given = this.#given?.write(pause, shape.rows);
       const read = this.#ask(encoder, pause, running);
       let next: GPUCommandEncoder | undefined;
       const encodeNext = () => {
@@ -221,7 +199,7 @@ export class SplitRun {
     this.#ended = true;
     this.#readback.destroy();
     this.#given?.destroy();
-    this.#options.pulse?.destroy();
+    this.#cpu.destroy();
     this.#options.carrier.destroy();
   }
 
@@ -248,7 +226,7 @@ export class SplitRun {
     if (pause === undefined) return encoder;
     const routeBytes = run.rows * pause.routeWidth * 4;
     const route = this.#buffer(pause.route);
-    if (this.#given !== undefined) encoder.copyBufferToBuffer(this.#given, 0, route, 0, routeBytes);
+    this.#given?.copyTo(encoder, route, routeBytes);
     encoder.copyBufferToBuffer(route, 0, this.#readback, 0, routeBytes);
     if (mode === 'step') {
       const bytes = run.rows * shape.hidden * 4;
@@ -312,24 +290,6 @@ export class SplitRun {
     return found;
   }
 
-  /** The routing that was given, if any was, to go over what the router chose; all experts of a row weigh the same. */
-  #giveRouting({ layer, routeWidth }: Pause, run: RunShape): Uint32Array | undefined {
-    const { routing, shape, gpu } = this.#options;
-    if (routing === undefined || this.#given === undefined) return undefined;
-    const { used } = shape;
-    const ids = routing.ids(layer);
-    const words = new Uint32Array(run.rows * routeWidth);
-    const weights = new Float32Array(words.buffer);
-    for (let row = 0; row < run.rows; row++) {
-      const at = row * routeWidth;
-      words.set(ids.subarray(row * used, (row + 1) * used), at);
-      weights.fill(1 / used, at + used, at + 2 * used);
-      weights[at + 2 * used] = 1;
-    }
-    gpu.device.queue.writeBuffer(this.#given, 0, words);
-    return ids;
-  }
-
   /** Brings what a layer's absent experts make. @param chosen.rows absent: they are still on the device */
   async #answer(
     running: Running,
@@ -356,20 +316,17 @@ export class SplitRun {
       this.#checkEnded();
       this.#results.clear();
     } else if (rows !== undefined) {
-      // This thread's code for the GPU stays in its core's caches so: the CPU's part would drive it out.
-      const started = this.#start(pause, rows, { groups: rest, rowAt: (row) => row, apart: true });
-      const expectedMs = this.#pairMs * started.pairs;
+      const started = this.#cpu.start({ layer, rows, groups: rest, rowAt: (row) => row });
       try {
-        if (expectedMs > WORTH_A_PULSE_MS) this.#options.pulse?.beat(AWAKE * expectedMs);
-        if (expectedMs > WORTH_A_COPY_MS) running.aside();
+        this.#cpu.beside(started, running.aside);
         chosen.meanwhile();
       } finally {
         this.#finish(started, run);
       }
-      this.#pairMs = (performance.now() - started.atMs) / started.pairs;
+      this.#cpu.learn(started);
     } else {
       const gathered = await this.#gather(pause, rest);
-      const started = this.#start(pause, gathered.rows, { groups: rest, rowAt: gathered.rowAt, apart: true });
+      const started = this.#cpu.start({ layer, groups: rest, ...gathered });
       try {
         // Weights are copied while the CPU computes.
         await this.#pass(running, pause, passing);
@@ -430,45 +387,9 @@ export class SplitRun {
   }
 
   /** Waits for the CPU's part, which was begun and is to be ended whatever else has failed. */
-  #finish({ finish, pairs }: Started, { rows }: RunShape): void {
-    const made = finish();
+  #finish({ wait, pairs }: CpuStarted, { rows }: RunShape): void {
+    const made = wait();
     this.#checkEnded();
     this.#results.write(made, { pairs, rows });
-  }
-
-  /** Starts the CPU's part. */
-  #start(
-    { layer }: Pause,
-    rows: Float32Array,
-    how: {
-      readonly groups: readonly Group[];
-      readonly rowAt: (row: number) => number;
-      /** Whether this thread is free meanwhile. */
-      readonly apart?: boolean;
-    },
-  ): Started {
-    const { groups, rowAt, apart } = how;
-    const { elsewhere, shape } = this.#options;
-    if (!allFinite(rows)) {
-      throw new NonFiniteError(
-        `layer ${layer} (blk.${layer}): what its experts are given is not finite; the weights are damaged or the model does not fit its format`,
-        { data: { layer } },
-      );
-    }
-    const pairs = pairsOf(groups);
-    const rowOf = new Int32Array(pairs);
-    const expertOf = new Int32Array(pairs);
-    const { places } = this.#results;
-    places.fill(ABSENT);
-    let at = 0;
-    for (const { expert, pairs: own } of groups) {
-      for (const pair of own) {
-        rowOf[at] = rowAt(Math.floor(pair / shape.used));
-        expertOf[at] = expert;
-        places[pair] = at++;
-      }
-    }
-    const atMs = performance.now();
-    return { finish: elsewhere.start({ layer, rows, rowOf, expertOf }, { apart }), pairs, atMs };
   }
 }
