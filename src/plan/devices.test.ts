@@ -12,6 +12,7 @@ const adapter: AdapterFacts = {
   features: [],
   maxBufferBytes: 1e9,
   maxBindingBytes: 1e9,
+  maxBindings: 16,
   workgroupBytes: 32_768,
   software: false,
 };

@@ -17,6 +17,7 @@ const adapter: AdapterFacts = {
   features: ['subgroups'],
   maxBufferBytes: 2 ** 30,
   maxBindingBytes: 2 ** 30,
+  maxBindings: 16,
   workgroupBytes: 32_768,
   software: false,
 };

@@ -29,6 +29,7 @@ const adapter: AdapterFacts = {
   features: ['subgroups'],
   maxBufferBytes: 4 * GIB,
   maxBindingBytes: 4 * GIB,
+  maxBindings: 16,
   workgroupBytes: 32_768,
   software: false,
 };

@@ -22,6 +22,7 @@ const adapter: AdapterFacts = {
   features: ['subgroups'],
   maxBufferBytes: 2 ** 30,
   maxBindingBytes: 2 ** 30,
+  maxBindings: 16,
   workgroupBytes: 32_768,
   software: false,
 };
@@ -189,6 +190,8 @@ describe('device auto', () => {
     assert.match(explain(none), /^ +auto was asked for, but no GPU was found$/m);
     const bad = auto({ adapter: { ...adapter, maxBindingBytes: 16 } });
     assert.match(bad.deviceReason ?? '', /this GPU binds at most 16 B at once$/);
+    const few = auto({ adapter: { ...adapter, maxBindings: 4 } });
+    assert.match(few.deviceReason ?? '', /binds \d+ buffers, and this GPU takes 4 a kernel/);
     // Nothing else of the plan is other than the CPU's.
     assert.deepEqual({ ...small, deviceReason: undefined }, planFor(given, { context: 64 }));
   });

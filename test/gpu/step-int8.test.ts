@@ -23,6 +23,7 @@ const adapter: DeviceOptions['adapter'] = {
   features: [INT8_FEATURE],
   maxBufferBytes: 2 ** 30,
   maxBindingBytes: 2 ** 30,
+  maxBindings: 16,
   workgroupBytes: 16384,
   software: true,
 };

@@ -39,6 +39,7 @@ function adapter(given: Given = {}): GPUAdapter {
     limits: {
       maxBufferSize: 1024,
       maxStorageBufferBindingSize: 512,
+      maxStorageBuffersPerShaderStage: 10,
       maxComputeWorkgroupStorageSize: workgroupBytes,
       maxComputeInvocationsPerWorkgroup: threads,
     },
@@ -46,8 +47,8 @@ function adapter(given: Given = {}): GPUAdapter {
 }
 
 test('features that kernels use, by their names, and no others', () => {
-  const { name, features, maxBufferBytes, maxBindingBytes } = adapterFacts(adapter(), language);
-  assert.deepEqual([name, maxBufferBytes, maxBindingBytes], ['maker chip', 1024, 512]);
+  const { name, features, maxBufferBytes, maxBindingBytes, maxBindings } = adapterFacts(adapter(), language);
+  assert.deepEqual([name, maxBufferBytes, maxBindingBytes, maxBindings], ['maker chip', 1024, 512, 10]);
   assert.ok(features.includes('shader-f16') && features.includes('packed_4x8_integer_dot_product'));
   assert.ok(!features.includes('depth-clip-control'));
 });

@@ -10,6 +10,8 @@ export interface AdapterFacts {
   readonly features: readonly string[];
   readonly maxBufferBytes: number;
   readonly maxBindingBytes: number;
+  /** Buffers that a kernel binds, at the most. */
+  readonly maxBindings: number;
   readonly workgroupBytes: number;
   /** Computed by the processor: of use for tests only. */
   readonly software: boolean;
@@ -94,6 +96,7 @@ export function adapterFacts(adapter: GPUAdapter, language: ReadonlySet<string> 
     ],
     maxBufferBytes: adapter.limits.maxBufferSize,
     maxBindingBytes: adapter.limits.maxStorageBufferBindingSize,
+    maxBindings: adapter.limits.maxStorageBuffersPerShaderStage,
     workgroupBytes: adapter.limits.maxComputeWorkgroupStorageSize,
     software: isFallbackAdapter || softwareNames.test(`${architecture} ${description}`),
   };

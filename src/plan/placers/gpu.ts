@@ -3,13 +3,13 @@
 import { carrierBytes } from '../../backend/gpu/expert-carrier.ts';
 import { fuse } from '../../backend/gpu/fuse.ts';
 import { MATRIX_FEATURE } from '../../backend/gpu/kernels/matrix.ts';
-import { layOutGpu } from '../../backend/gpu/layout.ts';
+import { type GpuProgram, layOutGpu } from '../../backend/gpu/layout.ts';
 import type { GpuRow } from '../../backend/gpu/row.ts';
 import { gpuRows } from '../../backend/gpu/rows.ts';
 import { samplingBytes } from '../../backend/gpu/sampling-buffer.ts';
 import { slabWeights } from '../../backend/gpu/slab.ts';
 import { MAX_STEP_ROWS } from '../../backend/kernel.ts';
-import { OutOfMemoryError } from '../../errors.ts';
+import { OutOfMemoryError, Refusal } from '../../errors.ts';
 import { DEFAULT_BATCH, type Placed, type PlaceRequest, type Placer, type PlanRequest, pagesFor } from '../placer.ts';
 import type { PlannedBuffer, PlannedExperts, PlannedWeight } from '../plan.ts';
 import { showBytes } from '../show.ts';
@@ -48,6 +48,18 @@ function carried(stacks: readonly PlannedBuffer[], experts: PlannedExperts | und
   ];
 }
 
+/** @throws Refusal `refused` for a kernel that binds more buffers than the GPU takes */
+function checkBindings({ dispatches }: GpuProgram, { platform }: PlanRequest): void {
+  const most = platform.adapter?.maxBindings ?? Number.POSITIVE_INFINITY;
+  for (const { label, bindings } of [...dispatches.prompt, ...dispatches.step]) {
+    if (bindings.length <= most) continue;
+    throw new Refusal(
+      `${label} binds ${bindings.length} buffers, and this GPU takes ${most} a kernel; use a GPU that takes more, or --device cpu`,
+      { data: { kernel: label, bindings: bindings.length, limit: most } },
+    );
+  }
+}
+
 /** Bytes that the GPU binds at once, at the most. */
 export function bindsAtOnce({ platform }: PlanRequest): number {
   if (platform.adapter === undefined) return Number.POSITIVE_INFINITY;
@@ -70,6 +82,7 @@ function place({ request, context, cacheType, promptRows, rows, experts }: Place
     slabs: experts?.slabs,
     hostPairs: experts?.hostPairs,
   });
+  checkBindings(program, request);
   // What lies elsewhere has no bytes here.
   const stored = [...weights.values()].filter(({ name }) => program.weightBytes.has(name));
   const planned = stored.map(
