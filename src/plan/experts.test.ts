@@ -219,6 +219,19 @@ describe('a plan', () => {
     assert.equal(JSON.parse(JSON.stringify(plan)).experts.slots, experts.slots);
   });
 
+  test('splits nothing where all experts were to have a slot: no layer then waits for the CPU', async () => {
+    const glm = await family('glm4moe');
+    const asked = (expertCache: string) => planFor(glm, onGpu({ expertCache }));
+    for (const all of ['slru:100%', 'lfu:1000', 'static:1GiB']) {
+      assert.deepEqual(
+        [asked(all).experts, asked(all).parts.length, asked(all).reproducible],
+        [undefined, 1, true],
+        all,
+      );
+    }
+    assert.equal(asked('lfu:99%').parts.length, 2);
+  });
+
   test('has its experts where they were asked for', async () => {
     const glm = await family('glm4moe');
     const moeLayers = layersWithExperts(glm);

@@ -37,7 +37,8 @@ export interface ExpertChoice {
  * @returns undefined where all experts lie where their layers run
  * @throws UsageError `usage` for options that ask for two things at once, or of a model without experts
  */
-export function expertChoice({ options, spec }: PlanRequest, count: number): ExpertChoice | undefined {
+export function expertChoice(request: PlanRequest, count: number): ExpertChoice | undefined {
+  const { options, spec } = request;
   const { expertCache, cpuMoe } = options;
   if (expertCache === undefined && cpuMoe === undefined) return undefined;
   const option = cpuMoe === undefined ? 'expertCache' : 'cpuMoe';
@@ -59,9 +60,22 @@ export function expertChoice({ options, spec }: PlanRequest, count: number): Exp
       data: { option },
     });
   }
-  if (expertCache !== undefined) return { layers, ...parseExpertCache(expertCache) };
+  if (expertCache !== undefined) {
+    const choice = { layers, ...parseExpertCache(expertCache) };
+    return holdsAll(request, choice) ? undefined : choice;
+  }
   const own = cpuMoe === true ? layers : layers.filter((layer) => layer < (cpuMoe as number));
   return own.length === 0 ? undefined : { layers: own, policy: 'static', size: 'none' };
+}
+
+/** Whether a size was asked for that all experts fit into: then no layer need ever stop for the CPU. */
+function holdsAll({ spec, weights }: PlanRequest, { layers, size }: ExpertChoice): boolean {
+  const first = spec.layers[layers[0] as number]?.feedForward;
+  if (size === undefined || size === 'none' || first?.kind !== 'moe') return false;
+  const { experts } = first.moe;
+  const pairs = layers.length * experts;
+  const groups = alike(layers, weights);
+  return slotsFor(size, { pairs, budget: 0, groups, layers: layers.length, experts }) === pairs;
 }
 
 /** Layers whose experts are of one shape and format, and the bytes of one of them in a slot. */

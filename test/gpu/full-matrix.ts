@@ -23,7 +23,7 @@ const caches: readonly DeviceOptions[] = [
   { cpuMoe: true },
   { cpuMoe: 2 },
   ...['slru', 'lfu', 'static'].flatMap((policy) =>
-    ['1', '3', '25%', '50%', '100%'].map((size) => ({ expertCache: `${policy}:${size}` })),
+    ['1', '3', '25%', '50%', '95%'].map((size) => ({ expertCache: `${policy}:${size}` })),
   ),
 ];
 

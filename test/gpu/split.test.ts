@@ -204,7 +204,7 @@ const cases: readonly {
       { expertCache: 'slru:1', slots: 1 },
       { expertCache: 'static:5', slots: 5 },
       { expertCache: 'lfu:50%', slots: 12 },
-      { expertCache: 'slru:100%', slots: 24 },
+      { expertCache: 'slru:23', slots: 23 },
     ],
   },
   {
@@ -213,7 +213,7 @@ const cases: readonly {
       { cpuMoe: 2, slots: 0 },
       { expertCache: 'static:1', slots: 1 },
       { expertCache: 'slru:7', slots: 7 },
-      { expertCache: 'static:100%', slots: 16 },
+      { expertCache: 'static:15', slots: 15 },
       { expertCache: 'lfu:3', gpuLayers: 2, slots: 3 },
     ],
   },
