@@ -303,7 +303,7 @@ describe('loading', () => {
       await assert.rejects(
         prepareSplit(
           tiny,
-          { expertCache: 'static:100%' },
+          { expertCache: 'static:90%' },
           {
             gpu,
             signal: controller.signal,
