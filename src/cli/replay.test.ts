@@ -60,6 +60,7 @@ test('a policy without a size is run at the three sizes', async () => {
 for (const [line, code, message] of [
   ['replay', 2, /give the folder of one trace.*found 0/],
   ['replay a b', 2, /found 2/],
+  ['replay ', 2, /the path of the trace is empty; give its folder/],
   ['replay nowhere', 1, /trace\.json: no such file; a trace is a folder with trace\.json and trace\.bin/],
   ['replay nowhere --expert-cache fifo:3', 2, /--expert-cache expects one of slru, lfu, static, lru.*found "fifo:3"/],
   ['replay nowhere --uploads -1', 2, /--uploads expects a whole number of at least 0, found "-1"/],
