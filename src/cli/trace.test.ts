@@ -6,8 +6,11 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, test } from 'node:test';
 import { type Asked, fakeLibrary, world } from '../../test/support/cli-world.ts';
+import type { Model } from '../engine/types.ts';
 import { Refusal } from '../errors.ts';
+import type { PlannedWeight } from '../plan/plan.ts';
 import { main } from './commands.ts';
+import type { Library } from './context.ts';
 import { openTrace } from './trace-input.ts';
 
 const root = mkdtempSync(join(tmpdir(), 'conclave-trace-'));
@@ -49,6 +52,33 @@ test('--json says the shape, and --raw takes the text as it is', async () => {
   assert.deepEqual(asked[0]?.prompts[0]?.prompt, { text: 'as it is' });
   assert.deepEqual(JSON.parse(out()), { path, prompts: 1, tokens: 3, layers: 2, experts: 4, used: 1, model: 'fake' });
   assert.equal(err(), '');
+});
+
+test('an expert has the bytes of its format, wherever it lies and whatever it takes there', async () => {
+  const { library } = fakeLibrary(() => ['ice'], { routing });
+  const weights = (at: Omit<PlannedWeight, 'name' | 'format' | 'shape'>) =>
+    ['layers.0', 'layers.1'].flatMap((layer): PlannedWeight[] => [
+      { name: `${layer}.moe.gate`, format: 'Q4_K', shape: [4, 8, 256], ...at },
+      { name: `${layer}.moe.up`, format: 'Q4_K', shape: [4, 8, 256], ...at },
+      { name: `${layer}.moe.down`, format: 'Q8_0', shape: [4, 256, 32], ...at },
+      { name: `${layer}.moe.shared.gate`, format: 'F32', shape: [8, 256], ...at },
+    ]);
+  const gpu = { bytes: 99, device: 'gpu' } as const;
+  for (const [name, all] of [
+    ['cpu', weights({ bytes: 10, device: 'cpu', layout: 'interleave4' })],
+    ['reference', weights({ bytes: 5000, device: 'reference', layout: 'decoded to f32' })],
+    ['both', [...weights(gpu), ...weights({ bytes: 10, device: 'cpu' })]],
+  ] as const) {
+    const path = join(root, `bytes ${name}`);
+    const load: Library['load'] = async (...given) => {
+      const model = await library.load(...given);
+      return { ...model, plan: { ...model.plan, weights: all } } as Model;
+    };
+    const { context, out } = world({ ...library, load });
+    assert.equal(await main(['trace', '-p', 'x', '--json', '-o', path], context), 0);
+    // Blocks of 256 values in 144 bytes, and of 32 in 34.
+    assert.equal(JSON.parse(out()).expertBytes, 8 * 144 + 8 * 144 + 256 * 34, name);
+  }
 });
 
 test('a folder with a trace, and one that cannot be, is told before a model is loaded', async () => {

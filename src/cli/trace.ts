@@ -4,6 +4,7 @@ import type { GenerateOptions, Model, Prompt } from '../engine/types.ts';
 import { UsageError } from '../errors.ts';
 import { IDS_FILE, SHAPE_FILE, type TraceShape } from '../experts/trace.ts';
 import type { TraceWriter } from '../experts/trace-writer.ts';
+import { formatBytes } from '../quant/index.ts';
 import { collect, dim, type Finish, loadModel } from './answer.ts';
 import { describeFlags, type ParsedArguments, parseFlags, refusePositional } from './args.ts';
 import { type Context, write } from './context.ts';
@@ -112,16 +113,22 @@ async function record(
   return writer;
 }
 
-/** Of one expert's weights, a layer like the other; nothing where nobody says. */
+/** Of one expert's weights as a file has them, wherever they lie and however; the mean of all, nothing where there are none. */
 function expertBytes({ plan }: Model): number | undefined {
   const stacks = new Map(
     plan.weights
       .filter(({ name }) => /^layers\.\d+\.moe\.(gate|up|down)$/.test(name))
       .map((stack) => [stack.name, stack]),
   );
-  const all = [...stacks.values()];
-  const experts = all.reduce((sum, { shape }) => sum + (shape[0] as number), 0) / 3;
-  return experts === 0 ? undefined : Math.round(all.reduce((sum, { bytes }) => sum + bytes, 0) / experts);
+  let [parts, bytes] = [0, 0];
+  for (const { format, shape } of stacks.values()) {
+    parts += shape[0] as number;
+    bytes += formatBytes(
+      format,
+      shape.reduce((values, length) => values * length, 1),
+    );
+  }
+  return parts === 0 ? undefined : Math.round((3 * bytes) / parts);
 }
 
 function describeTrace(trace: TraceShape & { readonly path: string; readonly prompts: number }): string {
