@@ -1,7 +1,7 @@
 /** `conclave replay` on the fixture and on what is no trace. */
 
 import assert from 'node:assert/strict';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test } from 'node:test';
@@ -75,6 +75,30 @@ for (const [line, code, message] of [
     assert.equal(ended.out, '');
   });
 }
+
+test('names do not break lines, and a size that is another again is tried once', async () => {
+  const root = mkdtempSync(join(tmpdir(), 'conclave-trace-'));
+  try {
+    const folder = join(root, 'two\nlines');
+    mkdirSync(folder);
+    const model = 'a\tb\r\n\x1b[31mc';
+    writeFileSync(join(folder, 'trace.json'), JSON.stringify({ layers: 1, experts: 4, used: 1, tokens: 3, model }));
+    writeFileSync(join(folder, 'trace.bin'), Uint8Array.from([0, 1, 2]));
+    const { code, out } = await conclave('replay', folder, '--expert-cache', 'lfu', '--expert-cache', 'static:1');
+    assert.equal(code, 0);
+    const [first, second, , , head, ...rows] = out.split('\n');
+    assert.match(first, /\/two\\nlines: 3 tokens, .*, of a\\tb\\x0d\\n\\x1b\[31mc$/);
+    assert.match(second, /^the busier half /);
+    assert.match(head, /^policy /);
+    // An eighth of four experts is none, a quarter is one.
+    assert.deepEqual(
+      rows.slice(0, 4).map((row) => row.split(/ +/).slice(0, 2).join(' ')),
+      ['lfu 1', 'lfu 2', 'static 1', ''],
+    );
+  } finally {
+    rmSync(root, { recursive: true });
+  }
+});
 
 test('a damaged trace is told by file and token', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'conclave-trace-'));

@@ -10,7 +10,7 @@ import { describeFlags, type ParsedArguments, parseFlags, refusePositional } fro
 import { type Context, write } from './context.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
 import { traceFlags } from './flags.ts';
-import { printable, showBytes, showCount, showPlural, toJson } from './format.ts';
+import { printableName, showBytes, showCount, showPlural, toJson } from './format.ts';
 import { generateOptions } from './options.ts';
 import { readPromptFile, readPromptStream } from './prompt.ts';
 import { messages } from './run.ts';
@@ -135,7 +135,7 @@ function describeTrace(trace: TraceShape & { readonly path: string; readonly pro
   const { path, prompts, tokens, layers, experts, used, expertBytes: bytes } = trace;
   const each = bytes === undefined ? '' : `, ${showBytes(bytes)} each`;
   return (
-    `${printable(path)}: ${showPlural(tokens, 'token')} of ${showPlural(prompts, 'prompt')}, ${showPlural(layers, 'layer')}, ` +
+    `${printableName(path)}: ${showPlural(tokens, 'token')} of ${showPlural(prompts, 'prompt')}, ${showPlural(layers, 'layer')}, ` +
     `${showCount(used)} of ${showPlural(experts, 'expert')} a layer${each}\n`
   );
 }
