@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { after, test } from 'node:test';
 import { type Asked, fakeLibrary, world } from '../../test/support/cli-world.ts';
 import type { Model } from '../engine/types.ts';
-import { Refusal } from '../errors.ts';
+import { Refusal, UsageError } from '../errors.ts';
 import type { PlannedWeight } from '../plan/plan.ts';
 import { main } from './commands.ts';
 import type { Library } from './context.ts';
@@ -115,6 +115,22 @@ test('what fails leaves no trace: a model that cannot be recorded, a generation,
     assert.match(err(), message);
     assert.ok(!existsSync(join(path, 'trace.bin')) && !existsSync(join(path, 'trace.json')), name);
   }
+});
+
+test('of several prompts the one is named that cannot be run', async () => {
+  const prompts = join(root, 'long.txt');
+  const conclave = async (text: string, name: string) => {
+    writeFileSync(prompts, text);
+    const { library } = fakeLibrary((prompt) => {
+      if (JSON.stringify(prompt).includes('long')) throw new UsageError('the prompt is too long');
+      return ['ice'];
+    });
+    const { context, err } = world(library);
+    assert.equal(await main(['trace', '-f', prompts, '-o', join(root, name)], context), 2);
+    return err();
+  };
+  assert.match(await conclave('a\n\nlong\nb\n', 'third'), /^conclave: prompt 2 of 3: the prompt is too long$/m);
+  assert.match(await conclave('long\n', 'alone'), /^conclave: the prompt is too long$/m);
 });
 
 test('an empty file has no prompts', async () => {

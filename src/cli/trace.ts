@@ -102,7 +102,11 @@ async function record(
   try {
     for (const [index, prompt] of prompts.entries()) {
       const session = model.session();
-      const { finish } = await collect(session.generate(prompt, options)).finally(() => session.dispose());
+      const { finish } = await collect(session.generate(prompt, options))
+        .catch((error) => {
+          throw prompts.length > 1 ? ofPrompt(index, prompts.length, error) : error;
+        })
+        .finally(() => session.dispose());
       await onPrompt(index, finish);
     }
   } catch (error) {
@@ -111,6 +115,13 @@ async function record(
   }
   await recording.stop();
   return writer;
+}
+
+/** What is wrong with a prompt, of several, with the number of it. */
+function ofPrompt(index: number, prompts: number, error: unknown): unknown {
+  if (!(error instanceof UsageError)) return error;
+  const { message, data } = error;
+  return new UsageError(`prompt ${showCount(index + 1)} of ${showCount(prompts)}: ${message}`, { data, cause: error });
 }
 
 /** Of one expert's weights as a file has them, wherever they lie and however; the mean of all, nothing where there are none. */
