@@ -305,6 +305,25 @@ describe('before loading is refused', () => {
     }
   });
 
+  test('layers that would fit without their experts, with the flag for that', () => {
+    const options = { device: 'gpu', adapter, memoryBytes: 64 * GIB, context: 512 } as const;
+    const fault = (more: DeviceOptions) => {
+      try {
+        planFor(large, { ...options, ...more });
+      } catch (error) {
+        if (error instanceof OutOfMemoryError) return error.message;
+      }
+      return 'fits';
+    };
+    for (const gpuLayers of ['auto', 3] as const) {
+      const gpuMemoryBytes = gpuLayers === 'auto' ? 5e8 : 1e9;
+      const tight = { gpuLayers, gpuMemoryBytes };
+      assert.match(fault(tight), /, leave experts to the CPU \(--cpu-moe\), or /);
+      assert.equal(fault({ ...tight, cpuMoe: true }), 'fits');
+      assert.match(fault({ ...tight, gpuMemoryBytes: 1, cpuMoe: true }), /use a shorter context, or /);
+    }
+  });
+
   test('a cache larger than the memory it is to lie in', () => {
     const options = { device: 'gpu', adapter, memoryBytes: 64 * GIB, context: 512 } as const;
     for (const expertCache of ['slru:100%', 'static:6000', 'lfu:9GiB']) {
