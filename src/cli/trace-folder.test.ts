@@ -34,12 +34,19 @@ test('what is recorded bit by bit is a trace when it is finished, not before', a
 });
 
 test('a trace that failed leaves nothing, and another may take its place', async () => {
-  const path = join(root, 'failed');
+  const path = join(root, 'failed', 'below');
   const folder = await createTraceFolder(path);
   await folder.writer(shape).add([1, 2]);
   await folder.discard();
-  assert.ok(!existsSync(join(path, 'trace.bin')));
+  assert.ok(!existsSync(join(root, 'failed')));
+  const other = await createTraceFolder(path);
+  writeFileSync(join(root, 'failed', 'of another'), '');
+  await other.discard();
+  assert.deepEqual(readdirSync(join(root, 'failed')), ['of another']);
+  // A folder that was there stays.
+  mkdirSync(path);
   await (await createTraceFolder(path)).discard();
+  assert.deepEqual(readdirSync(path), []);
 });
 
 test('a trace is never written over', async () => {
@@ -77,6 +84,7 @@ test('a file of a trace that is in the way is told before anything is recorded, 
 
 test('of a shape that cannot be written nothing is left, and what another put there is', async () => {
   const path = join(root, 'unwritable');
+  mkdirSync(path);
   const folder = await createTraceFolder(path);
   const writer = folder.writer(shape);
   const unwritable = Object.assign(Object.create(writer), { json: () => ({}) });

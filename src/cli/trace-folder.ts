@@ -1,6 +1,6 @@
 /** A routing trace being recorded to a folder: `trace.bin` as tokens come, `trace.json` when all have, so that half a trace is none. */
 
-import { type FileHandle, lstat, mkdir, open, rm, stat } from 'node:fs/promises';
+import { type FileHandle, lstat, mkdir, open, rm, rmdir, stat } from 'node:fs/promises';
 import { dirname, join, resolve } from 'node:path';
 import { SourceError, UsageError } from '../errors.ts';
 import { IDS_FILE, SHAPE_FILE, type TraceShape } from '../experts/trace.ts';
@@ -11,7 +11,7 @@ export interface TraceFolder {
   writer(shape: Omit<TraceShape, 'tokens'>): TraceWriter;
   /** All tokens are written: makes it a trace. */
   finish(writer: TraceWriter): Promise<void>;
-  /** Something failed: takes away what was written. */
+  /** Something failed: takes away what was written, and the folders that were made for it. */
   discard(): Promise<void>;
 }
 
@@ -22,8 +22,9 @@ export interface TraceFolder {
 export async function createTraceFolder(path: string): Promise<TraceFolder> {
   if (path === '') throw new UsageError('the path of the folder that the trace goes to is empty');
   const [shapePath, idsPath] = [join(path, SHAPE_FILE), join(path, IDS_FILE)];
+  let made: readonly string[] = [];
   const ids = await toPath(path, async () => {
-    await makeFolder(resolve(path));
+    made = await makeFolder(resolve(path));
     // What is in the way at the end would cost the whole recording.
     if (await isThere(shapePath)) throw taken(path, SHAPE_FILE);
     return await openNew(path, IDS_FILE);
@@ -46,19 +47,25 @@ export async function createTraceFolder(path: string): Promise<TraceFolder> {
     async discard() {
       await ids.close();
       for (const file of own) await rm(file, { force: true });
+      // What others have put there meanwhile keeps its folder.
+      for (const folder of made.toReversed()) await rmdir(folder).catch(() => {});
     },
   };
 }
 
-/** A folder with those above it. Node's own way (`recursive`) never ends where a folder is that takes none, as `/proc`. */
-async function makeFolder(path: string, withParents = true): Promise<void> {
+/**
+ * A folder with those above it. Node's own way (`recursive`) never ends where a folder is that takes none, as `/proc`.
+ * @returns the folders that were not there, the topmost first
+ */
+async function makeFolder(path: string, withParents = true): Promise<readonly string[]> {
   try {
     await mkdir(path);
+    return [path];
   } catch (error) {
-    if (codeOf(error) === 'EEXIST' && (await stat(path)).isDirectory()) return;
+    if (codeOf(error) === 'EEXIST' && (await stat(path)).isDirectory()) return [];
     if (!withParents || codeOf(error) !== 'ENOENT' || dirname(path) === path) throw error;
-    await makeFolder(dirname(path));
-    await makeFolder(path, false);
+    const above = await makeFolder(dirname(path));
+    return [...above, ...(await makeFolder(path, false))];
   }
 }
 
