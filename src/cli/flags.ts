@@ -86,7 +86,8 @@ export const flags = {
   'expert-cache': {
     kind: 'text',
     value: 'POLICY:SIZE',
-    about: 'experts the GPU holds, the CPU has the others: slru, lfu or static, and slots, a share or bytes (slru:25%)',
+    about:
+      'experts the GPU holds, the CPU has the others: slru, lfu, static or lru, and slots, a share or bytes (slru:25%)',
   },
   'cpu-moe': { kind: 'switch', about: 'all experts on the CPU, the rest of the layers on the GPU' },
   'n-cpu-moe': {
@@ -263,7 +264,7 @@ export const replayFlags = {
   'expert-cache': {
     kind: 'list',
     value: 'POLICY:SIZE',
-    about: 'a cache to try, as run takes it, or of policy lru; may be given several times',
+    about: 'a cache to try, as run takes it; may be given several times',
   },
   ...pick(['uploads', 'warm-up', 'pin', 'expert-bytes', ...output]),
 } as const satisfies FlagTable;

@@ -13,6 +13,11 @@ export function printable(text: string): string {
   );
 }
 
+/** A name as part of a line: {@link printable}, and what would end the line or move its columns spelled out as well. */
+export function printableName(text: string): string {
+  return printable(text.replaceAll('\n', '\\n').replaceAll('\t', '\\t'));
+}
+
 /** `text` on one line, in quotes, cut to about `most` characters. */
 export function quoted(text: string, most = 72): string {
   const characters = [...text];

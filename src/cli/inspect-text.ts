@@ -5,7 +5,7 @@ import type { MetadataScalar, MetadataValue, TensorInfo } from '../format/model-
 import type { Ignored } from '../model/family-reader.ts';
 import type { LayerSpec, ModelSpec } from '../model/spec.ts';
 import { showRanges, wrap } from '../plan/show.ts';
-import { columns, printable, quoted, showBytes, showCount, showPlural } from './format.ts';
+import { columns, printable, printableName, quoted, showBytes, showCount, showPlural } from './format.ts';
 
 /** Something that could be read, or why not. */
 export interface Part<Value> {
@@ -47,7 +47,7 @@ export function describeInspection(inspection: Inspection): string {
     ...header(inspection),
     '',
     `metadata: ${showPlural(keys.length, 'key')}`,
-    ...indent(columns(keys.map(([key, value]) => [printable(key), typeOf(value), showValue(value)]))),
+    ...indent(columns(keys.map(([key, value]) => [printableName(key), typeOf(value), showValue(value)]))),
     '',
     `tensors: ${showCount(tensors.length)}`,
     ...indent(columns(tensors.map(tensorRow), [3])),
@@ -56,7 +56,7 @@ export function describeInspection(inspection: Inspection): string {
     ...indent(
       columns(
         inspection.formats.map((total) => [
-          printable(total.format),
+          printableName(total.format),
           showBytes(total.bytes),
           showPlural(total.tensors, 'tensor'),
           `${((total.bytes * 8) / total.values).toFixed(2)} bits a value`,
@@ -79,7 +79,7 @@ function header({ file, container, version, sources, tensors }: Inspection): str
   const values = tensors.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
   const name = container === 'gguf' ? `GGUF version ${version}` : container;
   const files = sources.length === 1 ? '' : ` in ${showCount(sources.length)} files`;
-  return [`${printable(file)}: ${name}, ${showBytes(bytes)}${files}, ${showCount(values)} values`];
+  return [`${printableName(file)}: ${name}, ${showBytes(bytes)}${files}, ${showCount(values)} values`];
 }
 
 function typeOf(value: MetadataValue): string {
@@ -101,7 +101,7 @@ function showScalar(value: MetadataScalar, most: number): string {
 }
 
 function tensorRow({ name, format, shape, bytes }: TensorInfo): string[] {
-  return [printable(name), printable(format), `[${shape.join(', ')}]`, showBytes(bytes)];
+  return [printableName(name), printableName(format), `[${shape.join(', ')}]`, showBytes(bytes)];
 }
 
 /** Plain data as rows; long texts and lists are cut. */

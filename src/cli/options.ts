@@ -13,7 +13,7 @@ import { syntheticModel } from '../synthetic/source.ts';
 import type { ParsedArguments } from './args.ts';
 import { bundledModel } from './context.ts';
 import type { planFlags, runFlags } from './flags.ts';
-import { printable } from './format.ts';
+import { printableName } from './format.ts';
 import { readUses } from './trace-input.ts';
 
 export type PlanValues = Omit<
@@ -127,7 +127,7 @@ export function modelOf(values: { readonly model?: string; readonly synthetic?: 
 
 /** How it is called where results are shown. */
 export function modelNameOf(values: { readonly model?: string; readonly synthetic?: string }): string {
-  return printable(
+  return printableName(
     values.synthetic === undefined ? basename(values.model ?? bundledModel) : `synthetic ${values.synthetic}`,
   );
 }

@@ -1,7 +1,7 @@
 /** What `conclave replay` finds, in words and columns. */
 
 import type { Replay, ReplayRow } from '../experts/replay.ts';
-import { columns, printable, showBytes, showCount, showPlural } from './format.ts';
+import { columns, printableName, showBytes, showCount, showPlural } from './format.ts';
 
 export function describeReplay(name: string, result: Replay): string {
   const { shape, routing, rows } = result;
@@ -17,7 +17,7 @@ export function describeReplay(name: string, result: Replay): string {
   ];
   return [
     `${name}: ${showPlural(shape.tokens, 'token')}, ${showPlural(shape.layers, 'layer')}, ${showCount(shape.used)} of ` +
-      `${showPlural(shape.experts, 'expert')} a layer${shape.model === undefined ? '' : `, of ${printable(shape.model)}`}`,
+      `${showPlural(shape.experts, 'expert')} a layer${shape.model === undefined ? '' : `, of ${printableName(shape.model)}`}`,
     `the busier half of a layer's experts gets ${percent(routing.busierHalfShare)} of the picks, the token before used ` +
       `${percent(routing.sharedWithPreviousToken)} of a token's experts`,
     `routing entropy ${routing.entropyBits.toFixed(2)} bits a layer, ${percent(routing.entropyShare)} of the most there can be`,

@@ -1,7 +1,7 @@
 /** `conclave replay` on the fixture and on what is no trace. */
 
 import assert from 'node:assert/strict';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test } from 'node:test';
@@ -60,6 +60,7 @@ test('a policy without a size is run at the three sizes', async () => {
 for (const [line, code, message] of [
   ['replay', 2, /give the folder of one trace.*found 0/],
   ['replay a b', 2, /found 2/],
+  ['replay ', 2, /the path of the trace is empty; give its folder/],
   ['replay nowhere', 1, /trace\.json: no such file; a trace is a folder with trace\.json and trace\.bin/],
   ['replay nowhere --expert-cache fifo:3', 2, /--expert-cache expects one of slru, lfu, static, lru.*found "fifo:3"/],
   ['replay nowhere --uploads -1', 2, /--uploads expects a whole number of at least 0, found "-1"/],
@@ -74,6 +75,30 @@ for (const [line, code, message] of [
     assert.equal(ended.out, '');
   });
 }
+
+test('names do not break lines, and a size that is another again is tried once', async () => {
+  const root = mkdtempSync(join(tmpdir(), 'conclave-trace-'));
+  try {
+    const folder = join(root, 'two\nlines');
+    mkdirSync(folder);
+    const model = 'a\tb\r\n\x1b[31mc';
+    writeFileSync(join(folder, 'trace.json'), JSON.stringify({ layers: 1, experts: 4, used: 1, tokens: 3, model }));
+    writeFileSync(join(folder, 'trace.bin'), Uint8Array.from([0, 1, 2]));
+    const { code, out } = await conclave('replay', folder, '--expert-cache', 'lfu', '--expert-cache', 'static:1');
+    assert.equal(code, 0);
+    const [first, second, , , head, ...rows] = out.split('\n');
+    assert.match(first, /\/two\\nlines: 3 tokens, .*, of a\\tb\\x0d\\n\\x1b\[31mc$/);
+    assert.match(second, /^the busier half /);
+    assert.match(head, /^policy /);
+    // An eighth of four experts is none, a quarter is one.
+    assert.deepEqual(
+      rows.slice(0, 4).map((row) => row.split(/ +/).slice(0, 2).join(' ')),
+      ['lfu 1', 'lfu 2', 'static 1', ''],
+    );
+  } finally {
+    rmSync(root, { recursive: true });
+  }
+});
 
 test('a damaged trace is told by file and token', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'conclave-trace-'));

@@ -9,7 +9,7 @@ import { describeFlags, parseFlags } from './args.ts';
 import { type Context, write } from './context.ts';
 import type { ExitCode } from './fail.ts';
 import { replayFlags } from './flags.ts';
-import { printable, toJson } from './format.ts';
+import { printableName, toJson } from './format.ts';
 import { describeReplay } from './replay-text.ts';
 import { openTrace } from './trace-input.ts';
 
@@ -47,10 +47,11 @@ export async function replay(argv: readonly string[], context: Context): Promise
   try {
     const { shape } = trace;
     const expertBytes = values['expert-bytes'] ?? shape.expertBytes;
-    const sizes = DEFAULT_SHARES.map((share) => Math.max(1, Math.floor(share * shape.layers * shape.experts)));
+    // Of few experts several shares are the same slots.
+    const sizes = new Set(DEFAULT_SHARES.map((share) => Math.max(1, Math.floor(share * shape.layers * shape.experts))));
     const result = await replayTrace(trace, {
       cases: specs.flatMap(({ policy, size }) =>
-        (size === undefined ? sizes : [slotsOfSize(size, { ...shape, expertBytes })]).map(
+        (size === undefined ? [...sizes] : [slotsOfSize(size, { ...shape, expertBytes })]).map(
           (slots): ReplayCase => ({ policy, slots }),
         ),
       ),
@@ -59,7 +60,10 @@ export async function replay(argv: readonly string[], context: Context): Promise
       pinShare: values.pin === undefined ? undefined : values.pin / 100,
       expertBytes,
     });
-    await write(context.stdout, values.json === true ? `${toJson(result)}\n` : describeReplay(printable(path), result));
+    await write(
+      context.stdout,
+      values.json === true ? `${toJson(result)}\n` : describeReplay(printableName(path), result),
+    );
     return 0;
   } finally {
     await trace.close();

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, test } from 'node:test';
@@ -34,12 +34,19 @@ test('what is recorded bit by bit is a trace when it is finished, not before', a
 });
 
 test('a trace that failed leaves nothing, and another may take its place', async () => {
-  const path = join(root, 'failed');
+  const path = join(root, 'failed', 'below');
   const folder = await createTraceFolder(path);
   await folder.writer(shape).add([1, 2]);
   await folder.discard();
-  assert.ok(!existsSync(join(path, 'trace.bin')));
+  assert.ok(!existsSync(join(root, 'failed')));
+  const other = await createTraceFolder(path);
+  writeFileSync(join(root, 'failed', 'of another'), '');
+  await other.discard();
+  assert.deepEqual(readdirSync(join(root, 'failed')), ['of another']);
+  // A folder that was there stays.
+  mkdirSync(path);
   await (await createTraceFolder(path)).discard();
+  assert.deepEqual(readdirSync(path), []);
 });
 
 test('a trace is never written over', async () => {
@@ -58,4 +65,46 @@ test('where nothing can be written is said', async () => {
     name: 'SourceError',
     message: /file: cannot be written: /,
   });
+});
+
+test('a file of a trace that is in the way is told before anything is recorded, and stays', async () => {
+  for (const name of ['trace.json', 'trace.bin']) {
+    for (const kind of ['file', 'link to nowhere', 'folder']) {
+      const path = join(root, `${name} ${kind}`);
+      mkdirSync(path);
+      if (kind === 'file') writeFileSync(join(path, name), 'x');
+      else if (kind === 'folder') mkdirSync(join(path, name));
+      else symlinkSync(join(root, 'nowhere'), join(path, name));
+      await assert.rejects(createTraceFolder(path), { name: 'UsageError', message: new RegExp(`\\(${name}\\)`) });
+      assert.deepEqual(readdirSync(path), [name]);
+    }
+  }
+  await assert.rejects(createTraceFolder(''), { name: 'UsageError', message: /is empty/ });
+});
+
+test('of a shape that cannot be written nothing is left, and what another put there is', async () => {
+  const path = join(root, 'unwritable');
+  mkdirSync(path);
+  const folder = await createTraceFolder(path);
+  const writer = folder.writer(shape);
+  const unwritable = Object.assign(Object.create(writer), { json: () => ({}) });
+  await assert.rejects(folder.finish(unwritable), { name: 'SourceError', message: /trace\.json: cannot be written/ });
+  await folder.discard();
+  assert.deepEqual(readdirSync(path), []);
+
+  const other = await createTraceFolder(path);
+  writeFileSync(join(path, 'trace.json'), 'x');
+  await assert.rejects(other.finish(other.writer(shape)), { name: 'UsageError' });
+  await other.discard();
+  assert.deepEqual(readdirSync(path), ['trace.json']);
+});
+
+test('a folder that takes no folders is an error, not a wait', async () => {
+  symlinkSync(join(root, 'nowhere'), join(root, 'dangling'));
+  const paths = [join(root, 'dangling', 'a', 'b'), join(root, 'dangling')];
+  // Where there is none, the path is a folder like any other.
+  if (existsSync('/proc/self')) paths.push('/proc/conclave/trace');
+  for (const path of paths) {
+    await assert.rejects(createTraceFolder(path), { name: 'SourceError', message: /cannot be written/ });
+  }
 });

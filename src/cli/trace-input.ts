@@ -1,14 +1,16 @@
 /** Routing traces that flags name by their folders, read whole. */
 
 import { join } from 'node:path';
-import { SourceError } from '../errors.ts';
+import { SourceError, UsageError } from '../errors.ts';
 import { idsOf, usesOf } from '../experts/given-routing.ts';
 import { IDS_FILE, RoutingTrace, SHAPE_FILE } from '../experts/trace.ts';
 import type { GivenTrace } from '../plan/routing.ts';
 import { nodePlatform } from '../platform/node.ts';
 
-/** @throws SourceError `source` and CorruptFileError `corrupt_file` for what is no trace */
+/** @throws UsageError `usage` for no path; SourceError `source` and CorruptFileError `corrupt_file` for what is no trace */
 export async function openTrace(path: string): Promise<RoutingTrace> {
+  // Else it would be the trace of the folder that one happens to be in.
+  if (path === '') throw new UsageError('the path of the trace is empty; give its folder');
   try {
     return await RoutingTrace.open(await nodePlatform.openSource(join(path, SHAPE_FILE)));
   } catch (error) {

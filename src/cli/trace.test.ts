@@ -6,8 +6,11 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, test } from 'node:test';
 import { type Asked, fakeLibrary, world } from '../../test/support/cli-world.ts';
-import { Refusal } from '../errors.ts';
+import type { Model } from '../engine/types.ts';
+import { Refusal, UsageError } from '../errors.ts';
+import type { PlannedWeight } from '../plan/plan.ts';
 import { main } from './commands.ts';
+import type { Library } from './context.ts';
 import { openTrace } from './trace-input.ts';
 
 const root = mkdtempSync(join(tmpdir(), 'conclave-trace-'));
@@ -51,6 +54,33 @@ test('--json says the shape, and --raw takes the text as it is', async () => {
   assert.equal(err(), '');
 });
 
+test('an expert has the bytes of its format, wherever it lies and whatever it takes there', async () => {
+  const { library } = fakeLibrary(() => ['ice'], { routing });
+  const weights = (at: Omit<PlannedWeight, 'name' | 'format' | 'shape'>) =>
+    ['layers.0', 'layers.1'].flatMap((layer): PlannedWeight[] => [
+      { name: `${layer}.moe.gate`, format: 'Q4_K', shape: [4, 8, 256], ...at },
+      { name: `${layer}.moe.up`, format: 'Q4_K', shape: [4, 8, 256], ...at },
+      { name: `${layer}.moe.down`, format: 'Q8_0', shape: [4, 256, 32], ...at },
+      { name: `${layer}.moe.shared.gate`, format: 'F32', shape: [8, 256], ...at },
+    ]);
+  const gpu = { bytes: 99, device: 'gpu' } as const;
+  for (const [name, all] of [
+    ['cpu', weights({ bytes: 10, device: 'cpu', layout: 'interleave4' })],
+    ['reference', weights({ bytes: 5000, device: 'reference', layout: 'decoded to f32' })],
+    ['both', [...weights(gpu), ...weights({ bytes: 10, device: 'cpu' })]],
+  ] as const) {
+    const path = join(root, `bytes ${name}`);
+    const load: Library['load'] = async (...given) => {
+      const model = await library.load(...given);
+      return { ...model, plan: { ...model.plan, weights: all } } as Model;
+    };
+    const { context, out } = world({ ...library, load });
+    assert.equal(await main(['trace', '-p', 'x', '--json', '-o', path], context), 0);
+    // Blocks of 256 values in 144 bytes, and of 32 in 34.
+    assert.equal(JSON.parse(out()).expertBytes, 8 * 144 + 8 * 144 + 256 * 34, name);
+  }
+});
+
 test('a folder with a trace, and one that cannot be, is told before a model is loaded', async () => {
   const { library, asked } = fakeLibrary(() => ['ice'], { routing });
   const conclave = async (path: string) => {
@@ -85,6 +115,22 @@ test('what fails leaves no trace: a model that cannot be recorded, a generation,
     assert.match(err(), message);
     assert.ok(!existsSync(join(path, 'trace.bin')) && !existsSync(join(path, 'trace.json')), name);
   }
+});
+
+test('of several prompts the one is named that cannot be run', async () => {
+  const prompts = join(root, 'long.txt');
+  const conclave = async (text: string, name: string) => {
+    writeFileSync(prompts, text);
+    const { library } = fakeLibrary((prompt) => {
+      if (JSON.stringify(prompt).includes('long')) throw new UsageError('the prompt is too long');
+      return ['ice'];
+    });
+    const { context, err } = world(library);
+    assert.equal(await main(['trace', '-f', prompts, '-o', join(root, name)], context), 2);
+    return err();
+  };
+  assert.match(await conclave('a\n\nlong\nb\n', 'third'), /^conclave: prompt 2 of 3: the prompt is too long$/m);
+  assert.match(await conclave('long\n', 'alone'), /^conclave: the prompt is too long$/m);
 });
 
 test('an empty file has no prompts', async () => {

@@ -4,12 +4,13 @@ import type { GenerateOptions, Model, Prompt } from '../engine/types.ts';
 import { UsageError } from '../errors.ts';
 import { IDS_FILE, SHAPE_FILE, type TraceShape } from '../experts/trace.ts';
 import type { TraceWriter } from '../experts/trace-writer.ts';
+import { formatBytes } from '../quant/index.ts';
 import { collect, dim, type Finish, loadModel } from './answer.ts';
 import { describeFlags, type ParsedArguments, parseFlags, refusePositional } from './args.ts';
 import { type Context, write } from './context.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
 import { traceFlags } from './flags.ts';
-import { printable, showBytes, showCount, showPlural, toJson } from './format.ts';
+import { printableName, showBytes, showCount, showPlural, toJson } from './format.ts';
 import { generateOptions } from './options.ts';
 import { readPromptFile, readPromptStream } from './prompt.ts';
 import { messages } from './run.ts';
@@ -101,7 +102,11 @@ async function record(
   try {
     for (const [index, prompt] of prompts.entries()) {
       const session = model.session();
-      const { finish } = await collect(session.generate(prompt, options)).finally(() => session.dispose());
+      const { finish } = await collect(session.generate(prompt, options))
+        .catch((error) => {
+          throw prompts.length > 1 ? ofPrompt(index, prompts.length, error) : error;
+        })
+        .finally(() => session.dispose());
       await onPrompt(index, finish);
     }
   } catch (error) {
@@ -112,23 +117,36 @@ async function record(
   return writer;
 }
 
-/** Of one expert's weights, a layer like the other; nothing where nobody says. */
+/** What is wrong with a prompt, of several, with the number of it. */
+function ofPrompt(index: number, prompts: number, error: unknown): unknown {
+  if (!(error instanceof UsageError)) return error;
+  const { message, data } = error;
+  return new UsageError(`prompt ${showCount(index + 1)} of ${showCount(prompts)}: ${message}`, { data, cause: error });
+}
+
+/** Of one expert's weights as a file has them, wherever they lie and however; the mean of all, nothing where there are none. */
 function expertBytes({ plan }: Model): number | undefined {
   const stacks = new Map(
     plan.weights
       .filter(({ name }) => /^layers\.\d+\.moe\.(gate|up|down)$/.test(name))
       .map((stack) => [stack.name, stack]),
   );
-  const all = [...stacks.values()];
-  const experts = all.reduce((sum, { shape }) => sum + (shape[0] as number), 0) / 3;
-  return experts === 0 ? undefined : Math.round(all.reduce((sum, { bytes }) => sum + bytes, 0) / experts);
+  let [parts, bytes] = [0, 0];
+  for (const { format, shape } of stacks.values()) {
+    parts += shape[0] as number;
+    bytes += formatBytes(
+      format,
+      shape.reduce((values, length) => values * length, 1),
+    );
+  }
+  return parts === 0 ? undefined : Math.round((3 * bytes) / parts);
 }
 
 function describeTrace(trace: TraceShape & { readonly path: string; readonly prompts: number }): string {
   const { path, prompts, tokens, layers, experts, used, expertBytes: bytes } = trace;
   const each = bytes === undefined ? '' : `, ${showBytes(bytes)} each`;
   return (
-    `${printable(path)}: ${showPlural(tokens, 'token')} of ${showPlural(prompts, 'prompt')}, ${showPlural(layers, 'layer')}, ` +
+    `${printableName(path)}: ${showPlural(tokens, 'token')} of ${showPlural(prompts, 'prompt')}, ${showPlural(layers, 'layer')}, ` +
     `${showCount(used)} of ${showPlural(experts, 'expert')} a layer${each}\n`
   );
 }

@@ -4,6 +4,7 @@ import { randomSeed } from '../backend/random.ts';
 import type { SamplerSettings } from '../backend/sampling.ts';
 import { UsageError } from '../errors.ts';
 import { parseExpertCache } from '../experts/size.ts';
+import { faultyId, MOST_EXPERTS } from '../experts/trace.ts';
 import { isDevice } from '../plan/devices.ts';
 import type { GivenTrace } from '../plan/routing.ts';
 import {
@@ -107,8 +108,11 @@ function givenTrace(value: unknown): string | undefined {
     [layers, experts, used].every((count) => wholeFrom(1)(count) === undefined) &&
     ids instanceof Uint16Array &&
     ids.length % ((layers as number) * (used as number)) === 0 &&
-    ids.every((id) => id < (experts as number));
-  return right ? undefined : '{ layers, experts, used, ids }, the ids a Uint16Array [tokens, layers, used] of experts';
+    (experts as number) <= MOST_EXPERTS &&
+    faultyId(ids, { experts: experts as number, used: used as number }) === undefined;
+  return right
+    ? undefined
+    : '{ layers, experts, used, ids }, the ids a Uint16Array [tokens, layers, used] of experts, each once in a layer';
 }
 
 /** @throws UsageError `usage` */

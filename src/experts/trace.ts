@@ -15,7 +15,7 @@ export const ORDER = 'token, layer, rank';
 
 const MOST_JSON_BYTES = 2 ** 20;
 /** Ids have two bytes at the most. */
-const MOST_EXPERTS = 2 ** 16;
+export const MOST_EXPERTS = 2 ** 16;
 /** Of all layers: eight times what the largest models have, and few enough to count each by itself. */
 const MOST_PAIRS = 2 ** 20;
 /** Ids that {@link RoutingTrace.blocks} holds at once. */
@@ -33,6 +33,25 @@ export interface TraceShape {
   readonly model?: string;
   /** Of one expert's weights. */
   readonly expertBytes?: number;
+}
+
+/**
+ * Where a row of `used` experts has one that there is not, or one that stands in it already; undefined where none has.
+ * @param ids [rows, used]
+ */
+export function faultyId(
+  ids: Uint16Array,
+  { experts, used }: Pick<TraceShape, 'experts' | 'used'>,
+): number | undefined {
+  /** [experts] The last row, counted from 1 on, in which an expert stood. */
+  const seen = new Float64Array(experts);
+  for (let at = 0; at < ids.length; at++) {
+    const row = Math.floor(at / used) + 1;
+    const expert = ids[at];
+    if (!(expert < experts) || seen[expert] === row) return at;
+    seen[expert] = row;
+  }
+  return undefined;
 }
 
 /** Bytes of an id. */
@@ -136,23 +155,17 @@ export class RoutingTrace {
 
   #check(ids: Uint16Array, first: number): void {
     const { layers, used, experts } = this.shape;
-    /** [experts] The last layer of a token, counted over the block from 1 on, in which an expert stood. */
-    const seen = new Float64Array(experts);
-    for (let at = 0; at < ids.length; at++) {
-      const row = Math.floor(at / used);
-      const expert = ids[at];
-      if (expert < experts && seen[expert] !== row + 1) {
-        seen[expert] = row + 1;
-        continue;
-      }
-      const where = `token ${first + Math.floor(row / layers)}, layer ${row % layers}, rank ${at % used}`;
-      const what =
-        expert < experts ? `expert ${expert} a second time` : `expert ${expert}, and there are 0 to ${experts - 1}`;
-      throw new CorruptFileError(
-        `${this.#ids.name}: at ${where} stands ${what}; the file is damaged, or its ${SHAPE_FILE} is of another trace`,
-        { data: { file: this.#ids.name, expert, experts } },
-      );
-    }
+    const at = faultyId(ids, { experts, used });
+    if (at === undefined) return;
+    const row = Math.floor(at / used);
+    const expert = ids[at];
+    const where = `token ${first + Math.floor(row / layers)}, layer ${row % layers}, rank ${at % used}`;
+    const what =
+      expert < experts ? `expert ${expert} a second time` : `expert ${expert}, and there are 0 to ${experts - 1}`;
+    throw new CorruptFileError(
+      `${this.#ids.name}: at ${where} stands ${what}; the file is damaged, or its ${SHAPE_FILE} is of another trace`,
+      { data: { file: this.#ids.name, expert, experts } },
+    );
   }
 }
 

@@ -60,11 +60,16 @@ export function doesNotFit(part: Part, placed: Placed, context: number): OutOfMe
   const what = whole
     ? 'the model does'
     : `${end - first === 1 ? `layer ${first} does` : `layers ${first} to ${end - 1} do`}`;
+  const wholeExperts = request.spec.layers.some(
+    ({ feedForward }, layer) =>
+      feedForward.kind === 'moe' && layer >= first && layer < end && part.split?.includes(layer) !== true,
+  );
   const [where, todo] =
     device === 'gpu'
       ? [
           ' on the GPU',
-          `allow more (--gpu-memory), use a shorter context, or ${end === 1 ? 'use --device cpu' : 'give it fewer layers (-g N or auto)'}`,
+          `allow more (--gpu-memory), use a shorter context, ${wholeExperts ? 'leave experts to the CPU (--cpu-moe), ' : ''}or ` +
+            `${end === 1 ? 'use --device cpu' : 'give it fewer layers (-g N or auto)'}`,
         ]
       : ['', 'choose a smaller model or a shorter context, or allow more memory'];
   return new OutOfMemoryError(

@@ -54,7 +54,7 @@ export function gpuUse(options: PlanOptions): 'asked' | 'auto' | 'none' {
 
 /** @throws UsageError `usage` for options that ask for two things at once */
 export function checkDevices(options: PlanOptions): void {
-  const { device, gpuLayers, gpuMemoryBytes, expertCache, cpuMoe } = options;
+  const { device, gpuLayers, gpuMemoryBytes } = options;
   if ((device === 'cpu' || device === 'reference') && gpuLayers !== undefined && gpuLayers !== 0) {
     throw new UsageError(
       `gpuLayers (-g) puts ${typeof gpuLayers === 'number' && gpuLayers > 0 ? showPlural(gpuLayers, 'layer') : 'layers'} on a GPU, and device ` +
@@ -62,19 +62,25 @@ export function checkDevices(options: PlanOptions): void {
       { data: { option: 'gpuLayers', device } },
     );
   }
-  if (gpuMemoryBytes !== undefined && gpuUse(options) === 'none') {
-    throw new UsageError(
-      'gpuMemoryBytes (--gpu-memory) is of use only where layers run on a GPU: ask for one with device gpu or auto, or with gpuLayers (-g)',
-      { data: { option: 'gpuMemoryBytes' } },
-    );
-  }
-  if ((expertCache !== undefined || cpuMoe !== undefined) && gpuUse(options) === 'none') {
-    const [option, flag] = cpuMoe === undefined ? ['expertCache', '--expert-cache'] : ['cpuMoe', '--cpu-moe'];
-    throw new UsageError(
-      `${option} (${flag}) is of use only where layers run on a GPU: ask for one with device gpu or auto, or with gpuLayers (-g)`,
-      { data: { option } },
-    );
-  }
+  if (gpuUse(options) !== 'none') return;
+  const experts = expertOption(options);
+  const [option, flag] =
+    gpuMemoryBytes === undefined ? [experts?.option, experts?.flag] : ['gpuMemoryBytes', '--gpu-memory'];
+  if (option === undefined) return;
+  const todo =
+    gpuLayers === 0
+      ? ', and gpuLayers (-g) is 0; leave one of them out'
+      : ': ask for one with device gpu or auto, or with gpuLayers (-g)';
+  throw new UsageError(`${option} (${flag}) is of use only where layers run on a GPU${todo}`, { data: { option } });
+}
+
+/** Which option splits experts, and the flag for it; of two the one that leaves more to the CPU. */
+export function expertOption({
+  expertCache,
+  cpuMoe,
+}: PlanOptions): { readonly option: 'cpuMoe' | 'expertCache'; readonly flag: string } | undefined {
+  if (cpuMoe !== undefined) return { option: 'cpuMoe', flag: cpuMoe === true ? '--cpu-moe' : '--n-cpu-moe' };
+  return expertCache === undefined ? undefined : { option: 'expertCache', flag: '--expert-cache' };
 }
 
 /**

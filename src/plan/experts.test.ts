@@ -255,6 +255,26 @@ describe('a plan', () => {
       assert.equal(planFor(glm, onGpu(more)).reproducible, reproducible, JSON.stringify(more));
     }
   });
+
+  test('says of which layers none is on the GPU, and of others only where there are any', async () => {
+    const glm = await family('glm4moe');
+    const said = (more: DeviceOptions) => explain(planFor(glm, onGpu(more))).replaceAll(/\s+/g, ' ');
+    for (const [cpuMoe, layers] of [
+      [2, 'layer 1'],
+      [true, 'layers 1, 2'],
+    ] as const) {
+      assert.match(said({ cpuMoe }), new RegExp(` experts of ${layers} none on the GPU all on the CPU; of a prompt `));
+    }
+    for (const expertCache of ['slru:100%', 'lfu:999999', 'static:100%']) {
+      assert.doesNotMatch(said({ expertCache }), /the others on the CPU/, expertCache);
+    }
+    for (const expertCache of ['slru:1', 'static:1']) {
+      assert.match(
+        said({ expertCache }),
+        /; \d+ are recommended: below recommended the others on the CPU; of a prompt /,
+      );
+    }
+  });
 });
 
 describe('before loading is refused', () => {
@@ -272,17 +292,19 @@ describe('before loading is refused', () => {
     for (const cpuMoe of [true, 1, 99] as const) {
       refused(glm, { device: 'gpu', expertCache: 'slru:1', cpuMoe }, both, 'expertCache');
     }
-    for (const [options, option] of [
-      [{ expertCache: 'slru:1' }, 'expertCache'],
-      [{ cpuMoe: true }, 'cpuMoe'],
-      [{ cpuMoe: 2 }, 'cpuMoe'],
+    for (const [options, option, flag] of [
+      [{ expertCache: 'slru:1' }, 'expertCache', '--expert-cache'],
+      [{ cpuMoe: true }, 'cpuMoe', '--cpu-moe'],
+      [{ cpuMoe: 2 }, 'cpuMoe', '--n-cpu-moe'],
     ] as const) {
-      const only = /is of use only where layers run on a GPU/;
+      const only = new RegExp(`^${option} \\(${flag}\\) is of use only where layers run on a GPU`);
+      const none = new RegExp(`^${option} \\(${flag}\\) splits .* and it has no experts; leave it out`);
       for (const device of [{}, { device: 'cpu' }, { device: 'reference' }, { gpuLayers: 0 }] as const) {
         refused(glm, { ...device, ...options }, only, option);
       }
       refused(glm, { device: 'gpu', gpuLayers: 0, ...options }, only, option);
-      refused(dense, { device: 'gpu', ...options }, /and it has no experts; leave it out/, option);
+      refused(glm, { gpuLayers: 0, ...options }, /, and gpuLayers \(-g\) is 0; leave one of them out$/, option);
+      refused(dense, { device: 'gpu', ...options }, none, option);
       refused(glm, { gpuLayers: 1, ...options }, /none of its layers with experts is on the GPU; leave it out/, option);
     }
   });
@@ -294,6 +316,25 @@ describe('before loading is refused', () => {
     }
     for (const expertCache of ['slru:0.01%', 'static:100B']) {
       refused(glm, { device: 'gpu', expertCache }, /holds not one expert/, 'expertCache');
+    }
+  });
+
+  test('layers that would fit without their experts, with the flag for that', () => {
+    const options = { device: 'gpu', adapter, memoryBytes: 64 * GIB, context: 512 } as const;
+    const fault = (more: DeviceOptions) => {
+      try {
+        planFor(large, { ...options, ...more });
+      } catch (error) {
+        if (error instanceof OutOfMemoryError) return error.message;
+      }
+      return 'fits';
+    };
+    for (const gpuLayers of ['auto', 3] as const) {
+      const gpuMemoryBytes = gpuLayers === 'auto' ? 5e8 : 1e9;
+      const tight = { gpuLayers, gpuMemoryBytes };
+      assert.match(fault(tight), /, leave experts to the CPU \(--cpu-moe\), or /);
+      assert.equal(fault({ ...tight, cpuMoe: true }), 'fits');
+      assert.match(fault({ ...tight, gpuMemoryBytes: 1, cpuMoe: true }), /use a shorter context, or /);
     }
   });
 

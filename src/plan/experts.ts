@@ -10,6 +10,7 @@ import { UsageError } from '../errors.ts';
 import type { PolicyName } from '../experts/policies.ts';
 import { type CacheSize, cacheStatus, parseExpertCache, recommendedSlots, slotsOfSize } from '../experts/size.ts';
 import type { Weights } from '../model/weights.ts';
+import { expertOption } from './devices.ts';
 import type { PlanRequest } from './placer.ts';
 import type { Plan, PlannedExperts } from './plan.ts';
 
@@ -40,9 +41,9 @@ export interface ExpertChoice {
 export function expertChoice(request: PlanRequest, count: number): ExpertChoice | undefined {
   const { options, spec } = request;
   const { expertCache, cpuMoe } = options;
-  if (expertCache === undefined && cpuMoe === undefined) return undefined;
-  const option = cpuMoe === undefined ? 'expertCache' : 'cpuMoe';
-  const flag = cpuMoe === undefined ? '--expert-cache' : '--cpu-moe';
+  const asked = expertOption(options);
+  if (asked === undefined) return undefined;
+  const { option, flag } = asked;
   if (expertCache !== undefined && cpuMoe !== undefined) {
     throw new UsageError(
       'expertCache (--expert-cache) and cpuMoe (--cpu-moe, --n-cpu-moe) both say where experts go; leave one of them out',

@@ -71,26 +71,24 @@ function devices(plan: Plan): Row[] {
   return deviceReason === undefined ? rows : [...rows, ['', `auto was asked for, but ${deviceReason}`]];
 }
 
-/** How experts are split, in two lines. */
+/** How experts are split: those of the GPU, and where there are any the others. */
 function experts({ experts: split }: Plan): Row[] {
   if (split === undefined) return [];
-  const { policy, slots, experts: all, recommended, status, first, uploads, passes } = split;
+  const { layers, policy, slots, experts: all, recommended, status, first, uploads, passes } = split;
   const share = Math.round((slots / all) * 100);
   const begin = first === 'evenly' ? 'as many of each layer' : 'the most used';
   const change = uploads > 0 ? `at first ${begin}, at most ${showCount(uploads)} brought there a step` : begin;
   const held =
     slots === 0
-      ? 'none on the GPU'
+      ? `of ${layers.length === 1 ? 'layer' : 'layers'} ${showRanges(layers)} none on the GPU`
       : `${showCount(slots)} of ${showCount(all)} on the GPU (${share}%, ${policy}, ${change})`;
   const verdict = slots === 0 ? '' : `; ${showCount(recommended)} are recommended: ${status}`;
   const prompts =
     passes === 'all'
-      ? 'of a prompt all others pass through the GPU'
+      ? `of a prompt all ${slots === 0 ? '' : 'others '}pass through the GPU`
       : 'of a prompt those of most rows pass through the GPU, as many as are copied while the CPU computes the rest';
-  return [
-    ['experts', `${held}${verdict}`],
-    ['', `the others on the CPU; ${prompts}`],
-  ];
+  const rows: Row[] = [['experts', `${held}${verdict}`]];
+  return slots === all ? rows : [...rows, ['', `${slots === 0 ? 'all' : 'the others'} on the CPU; ${prompts}`]];
 }
 
 function memory(plan: Plan): string[] {

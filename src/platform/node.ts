@@ -116,9 +116,8 @@ async function openFile(path: string): Promise<LocalFile> {
   }
   try {
     const stat = await handle.stat({ bigint: true });
-    if (stat.isDirectory())
-      throw new SourceError(`${path}: is a directory; give a model file in it`, { data: { path } });
-    if (!stat.isFile()) throw new SourceError(`${path}: is not a regular file; give a model file`, { data: { path } });
+    if (stat.isDirectory()) throw new SourceError(`${path}: is a directory; give a file in it`, { data: { path } });
+    if (!stat.isFile()) throw new SourceError(`${path}: is not a regular file; give one`, { data: { path } });
     return fileSource(path, addressOf(resolve(path), stat), handle);
   } catch (error) {
     await handle.close();
@@ -192,7 +191,7 @@ function openFault(error: unknown): string {
   const code = error instanceof Error && 'code' in error ? error.code : undefined;
   if (code === 'ENOENT' || code === 'ENOTDIR') return 'no such file';
   if (code === 'EACCES' || code === 'EPERM') return 'no permission to read it';
-  if (code === 'EISDIR') return 'is a directory; give a model file in it';
+  if (code === 'EISDIR') return 'is a directory; give a file in it';
   return error instanceof Error ? error.message : String(error);
 }
 

@@ -199,6 +199,8 @@ test('what cannot be told is refused before a weight is read', async () => {
   for (const [options, message] of [
     [{ routing }, /routing \(--routing\) is of use only where experts are split/],
     [{ routing: { ...routing, experts: 3 } }, /routing: found an object, expected \{ layers, experts, used, ids \}/],
+    [{ routing: { ...routing, ids: new Uint16Array(ids.length) } }, /of experts, each once in a layer$/],
+    [{ routing: { ...routing, experts: 2 ** 40 } }, /routing: found an object, expected/],
     [{ expertUses: [[1, 2]] }, /found 1 layers of 2 experts, expected 4 layers of 16 experts/],
     [{ expertUses: layers.map(() => new Float64Array(16)) }, /of use only where experts are split/],
     [{ expertUses: [[-1]] }, /expertUses: found an array of 1, expected arrays of counts/],
