@@ -10,7 +10,7 @@ import { emitHalf, halfLayout } from '../../src/backend/gpu/kernels/half.ts';
 import { matrixTolerance } from '../../src/backend/gpu/kernels/matrix.ts';
 import { emitMatrix, halvesOf } from '../../src/backend/gpu/kernels/matrix-product.ts';
 import type { MatrixTile } from '../../src/backend/gpu/kernels/matrix-tiles.ts';
-import { bankOf, type MoeLayer } from '../../src/backend/gpu/kernels/moe-layer.ts';
+import { bankOf, type MoeLayer, type RoutedLayer } from '../../src/backend/gpu/kernels/moe-layer.ts';
 import { emitMatrixExperts } from '../../src/backend/gpu/kernels/moe-prompt-matrix.ts';
 import { emitSort } from '../../src/backend/gpu/kernels/moe-sort.ts';
 import type { MoeOperation } from '../../src/model/graph.ts';
@@ -168,13 +168,17 @@ function dot(w: Float32Array, at: number, x: ArrayLike<number>, from: number, co
 }
 
 function layerOf(builder: Builder, moe: MoeOperation['moe'], hidden: number): MoeLayer {
+  const layer = routedLayerOf(builder, moe, hidden);
+  return { ...layer, bank: bankOf(layer.operation, builder) };
+}
+
+function routedLayerOf(builder: Builder, moe: MoeOperation['moe'], hidden: number): RoutedLayer {
   const slot = Math.ceil(moe.inner / 32) * 32;
   const sharedSlot = Math.ceil((moe.shared?.inner ?? 0) / 32) * 32;
   const operation: MoeOperation = { kind: 'moe', layer: 0, input: 'x', prefix: 'm', moe, output: 'y' };
-  const layer: MoeLayer = {
+  const layer: RoutedLayer = {
     operation,
     builder,
-    bank: bankOf(operation, builder),
     hidden,
     logits: 'logits',
     logitsWidth: moe.experts,
@@ -214,7 +218,7 @@ test('sorted pairs: every pair once, whole tiles, experts in order', async () =>
   const [rows, height] = [700, 16];
   const builder = builderOf(rows, [], { x: 32 });
   const route = routesOf(rows, moe, 1);
-  const sorted = emitSort(layerOf(builder, moe, 32), { height });
+  const sorted = emitSort(routedLayerOf(builder, moe, 32), { height });
   const run = { rows: rows - 3, wanted: 0, visible: 0 };
   const floats = await runProgram(builder, 'prompt', { rows: run.rows, held: { route }, output: sorted.name });
   const words = new Uint32Array(floats.buffer);

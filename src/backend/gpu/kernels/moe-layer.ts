@@ -26,6 +26,9 @@ export interface MoeLayer {
   readonly bank: Bank;
 }
 
+/** What of a layer is known without its experts. */
+export type RoutedLayer = Omit<MoeLayer, 'bank'>;
+
 /** Where the routed experts lie: all of them in stacks of the layer's own, or some in the slots of a slab. */
 export interface Bank {
   readonly gate: Weight;

@@ -7,7 +7,7 @@
 import type { Mode } from '../../kernel.ts';
 import { KernelText } from './kernel-text.ts';
 import { ENABLE_EXCHANGE, knowsSubgroups } from './lane-exchange.ts';
-import { buffer, type MoeLayer, sigmoidCode } from './moe-layer.ts';
+import { buffer, type MoeLayer, type RoutedLayer, sigmoidCode } from './moe-layer.ts';
 import { blockMax, blockSum, f32Literal, LEAST } from './snippets.ts';
 
 /** A NaN that no compiler can fold away: it is only ever written as bits. */
@@ -24,9 +24,6 @@ export function choosesAlong({ operation }: Pick<MoeLayer, 'operation'>): boolea
   return operation.moe.experts <= 256 && operation.split === undefined;
 }
 
-/** What of a layer the choice needs. */
-type Routed = Omit<MoeLayer, 'bank'>;
-
 /** WGSL of the choice for the row `t` by the threads `tid`; a module has it once. */
 export interface RouteCode {
   /** Binds the router's logits as `logits`, and the selection bias where there is one. */
@@ -42,7 +39,7 @@ export interface RouteCode {
 }
 
 /** @param threads a power of two */
-export function routeCode(layer: Routed, threads: number): RouteCode {
+export function routeCode(layer: RoutedLayer, threads: number): RouteCode {
   const { operation, builder, logits, logitsWidth, routeWidth } = layer;
   const { moe, prefix } = operation;
   const { experts, used, router } = moe;
@@ -195,7 +192,7 @@ ${byScore || !softmax ? '' : softmaxed}
 }
 
 /** The choice by itself, a workgroup a row. */
-export function emitRoute(layer: Routed, mode: Mode): void {
+export function emitRoute(layer: RoutedLayer, mode: Mode): void {
   const { operation, builder, route } = layer;
   let threads = 64;
   while (threads < 256 && threads < operation.moe.experts) threads *= 2;

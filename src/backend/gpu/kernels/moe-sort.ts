@@ -6,7 +6,7 @@
 import type { Mode } from '../../kernel.ts';
 import { HOST_MADE, HOST_PLACES, type RunShape } from '../builder.ts';
 import { KernelText, unrolled } from './kernel-text.ts';
-import { buffer, type MoeLayer, value } from './moe-layer.ts';
+import { buffer, type MoeLayer, type RoutedLayer, value } from './moe-layer.ts';
 
 /**
  * The sorted pairs, u32: (expert, first place, count) of each tile, with the count 0 where there is none; the pair
@@ -40,7 +40,7 @@ function mostTiles(pairs: number, experts: number, height: number): number {
  * @param cut.threads of the workgroup, a power of two; as many as every device has if it is not said
  */
 export function emitSort(
-  { operation, builder, route, routeWidth }: MoeLayer,
+  { operation, builder, route, routeWidth }: RoutedLayer,
   cut: { readonly height: number; readonly serves?: (run: RunShape) => boolean; readonly threads?: number },
 ): Sorted {
   const { height, serves = () => true, threads = THREADS } = cut;
