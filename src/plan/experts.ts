@@ -6,9 +6,10 @@
 import { deviceBytes } from '../backend/gpu/layout.ts';
 import { EXPERT_PARTS, expertName, type Slab, slabWeights } from '../backend/gpu/slab.ts';
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
-import { UsageError } from '../errors.ts';
+import { InternalError, UsageError } from '../errors.ts';
 import type { PolicyName } from '../experts/policies.ts';
 import { type CacheSize, cacheStatus, parseExpertCache, recommendedSlots, slotsOfSize } from '../experts/size.ts';
+import type { ModelSpec, MoeSpec } from '../model/spec.ts';
 import type { Weights } from '../model/weights.ts';
 import { expertOption } from './devices.ts';
 import type { PlanRequest } from './placer.ts';
@@ -71,12 +72,17 @@ export function expertChoice(request: PlanRequest, count: number): ExpertChoice 
 
 /** Whether a size was asked for that all experts fit into: then no layer need ever stop for the CPU. */
 function holdsAll({ spec, weights }: PlanRequest, { layers, size }: ExpertChoice): boolean {
-  const first = spec.layers[layers[0] as number]?.feedForward;
-  if (size === undefined || size === 'none' || first?.kind !== 'moe') return false;
-  const { experts } = first.moe;
-  const pairs = layers.length * experts;
+  if (size === undefined || size === 'none') return false;
+  const { experts } = moeOf(spec, layers);
   const groups = alike(layers, weights);
-  return slotsFor(size, { pairs, budget: 0, groups, layers: layers.length, experts }) === pairs;
+  return slotsFor(size, { budget: 0, groups, layers: layers.length, experts }) === layers.length * experts;
+}
+
+/** What the layers' experts have in common. */
+function moeOf({ layers: all }: ModelSpec, [first]: readonly number[]): MoeSpec {
+  const feedForward = all[first as number]?.feedForward;
+  if (feedForward?.kind === 'moe') return feedForward.moe;
+  throw new InternalError(`the experts of layer ${first} were to be split, and it has none`);
 }
 
 /** Layers whose experts are of one shape and format, and the bytes of one of them in a slot. */
@@ -123,13 +129,10 @@ export function planExperts(
 ): PlannedExperts {
   const { request, promptRows, budget, largest } = given;
   const { spec, weights } = request;
-  const moe = spec.layers[layers[0] as number]?.feedForward;
-  if (moe?.kind !== 'moe') throw new TypeError('a layer without experts was to be split');
-  const { experts, used } = moe.moe;
+  const { experts, used } = moeOf(spec, layers);
   const groups = alike(layers, weights);
-  const pairs = layers.length * experts;
   // Rounded once for all, and down: no group gets more than its part of what was asked for.
-  const total = slotsFor(size, { pairs, budget, groups, layers: layers.length, experts });
+  const total = slotsFor(size, { budget, groups, layers: layers.length, experts });
   let before = 0;
   const slabs = groups.flatMap((group): readonly Slab[] => {
     const upTo = (count: number) => Math.floor((total * count) / layers.length);
@@ -145,7 +148,7 @@ export function planExperts(
     policy,
     slabs,
     slots,
-    experts: pairs,
+    experts: layers.length * experts,
     recommended,
     status: cacheStatus({ slots, recommended, asked: size === undefined ? recommended : total }),
     first: request.options.expertUses === undefined ? 'evenly' : 'most used',
@@ -217,15 +220,15 @@ export function checkUses({ options, spec }: PlanRequest, made: Plan): void {
 function slotsFor(
   size: ExpertChoice['size'],
   given: {
-    readonly pairs: number;
     readonly budget: number;
     readonly groups: readonly Alike[];
     readonly layers: number;
     readonly experts: number;
   },
 ): number {
-  const { pairs, budget, groups, layers, experts } = given;
+  const { budget, groups, layers, experts } = given;
   if (size === 'none') return 0;
+  const pairs = layers * experts;
   const all = groups.reduce((sum, group) => sum + group.layers.length * experts * group.slotBytes, 0);
   if (size !== undefined) return slotsOfSize(size, { layers, experts, expertBytes: all / pairs });
   return Math.floor(Math.min(1, budget / all) * pairs);
