@@ -13,20 +13,12 @@ import type { LayerSpec } from '../../src/model/spec.ts';
 import { backendOf } from '../support/device.ts';
 import { gaussians, nastyRows, random } from './support/blocks.ts';
 import { ROWS, SMALL_ARENAS, sameBits } from './support/compare.ts';
-import { f32Weight, rowsStep, type Tiny, tinyGraph, tinyPlan } from './support/tiny-graph.ts';
+import { f32Weight, noAttention, rowsStep, type Tiny, tinyGraph, tinyPlan } from './support/tiny-graph.ts';
 
 const counts: Readonly<Record<Mode, readonly number[]>> = { step: [1, 2, 33, 64], prompt: [1, 33, ROWS] };
 
 const layer: LayerSpec = {
-  attention: {
-    norm: { epsilon: 1e-5 },
-    heads: 1,
-    kvHeads: 1,
-    headDim: 4,
-    valueDim: 4,
-    scale: 1,
-    bias: { query: false, key: false, value: false, output: false },
-  },
+  attention: noAttention,
   feedForward: { kind: 'dense', norm: { epsilon: 1e-5 }, inner: 4, activation: 'silu' },
 };
 

@@ -12,7 +12,6 @@ import { referenceBackend } from '../../src/backend/reference/backend.ts';
 import { memorySource } from '../../src/format/source.ts';
 import { expertsGraph } from '../../src/model/experts-graph.ts';
 import type { Operation } from '../../src/model/graph.ts';
-import type { LayerSpec } from '../../src/model/spec.ts';
 import { programsOf } from '../../src/plan/place.ts';
 import type { Plan } from '../../src/plan/plan.ts';
 import { gaussians, random } from '../conformance/support/blocks.ts';
@@ -20,6 +19,7 @@ import { type MoeCase, moeWeights } from '../conformance/support/moe-cases.ts';
 import {
   bytesOf,
   f32Weight,
+  noAttention,
   type Tiny,
   type TinyWeight,
   tinyGraph,
@@ -29,17 +29,6 @@ import { backendOf, type DeviceOptions } from './device.ts';
 
 /** Rows of the table that steps take theirs from. */
 export const TABLE_ROWS = 64;
-
-/** No operation of it is ever there. */
-const attention: LayerSpec['attention'] = {
-  norm: { epsilon: 1e-5 },
-  heads: 1,
-  kvHeads: 1,
-  headDim: 4,
-  valueDim: 4,
-  scale: 1,
-  bias: { query: false, key: false, value: false, output: false },
-};
 
 /** x ← x + experts(norm(x)) for each of some layers, each with weights of its own. */
 export function splitLayers(given: MoeCase, layers: number): Tiny {
@@ -70,7 +59,7 @@ export function splitLayers(given: MoeCase, layers: number): Tiny {
     output: `x${layers}`,
     weights,
     layers: Array.from({ length: layers }, () => ({
-      attention,
+      attention: noAttention,
       feedForward: { kind: 'moe', norm: { epsilon: 1e-5 }, moe },
     })),
   });

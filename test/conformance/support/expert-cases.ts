@@ -7,23 +7,12 @@ import type { ModelSpec } from '../../../src/model/spec.ts';
 import { backendOf, type DeviceOptions } from '../../support/device.ts';
 import { gaussians, nastyRows, random } from './blocks.ts';
 import { type MoeCase, moeWeights } from './moe-cases.ts';
-import { bindWeights, f32Weight, type Tiny, type TinyWeight, tinyPlan } from './tiny-graph.ts';
+import { bindWeights, f32Weight, noAttention, type Tiny, type TinyWeight, tinyPlan } from './tiny-graph.ts';
 
 export interface Pair {
   readonly row: number;
   readonly expert: number;
 }
-
-/** No operation of it is ever there. */
-const attention: ModelSpec['layers'][number]['attention'] = {
-  norm: { epsilon: 1e-5 },
-  heads: 1,
-  kvHeads: 1,
-  headDim: 4,
-  valueDim: 4,
-  scale: 1,
-  bias: { query: false, key: false, value: false, output: false },
-};
 
 /** @param layers that have the same experts, but each its own norm where there is one */
 export function expertsTiny(
@@ -51,7 +40,7 @@ export function expertsTiny(
     hidden,
     trainedContext: 256,
     layers: Array.from({ length: layers }, () => ({
-      attention,
+      attention: noAttention,
       feedForward: { kind: 'moe', norm: { epsilon: 1e-5 }, moe },
     })),
     finalNorm: { epsilon: 1e-6 },

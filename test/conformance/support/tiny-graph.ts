@@ -15,6 +15,17 @@ import type { Plan } from '../../../src/plan/plan.ts';
 import type { FormatId } from '../../../src/quant/index.ts';
 import { type DeviceModel, type DeviceOptions, planFor } from '../../support/device.ts';
 
+/** A layer's attention where no operation of it is ever there. */
+export const noAttention: LayerSpec['attention'] = {
+  norm: { epsilon: 1e-5 },
+  heads: 1,
+  kvHeads: 1,
+  headDim: 4,
+  valueDim: 4,
+  scale: 1,
+  bias: { query: false, key: false, value: false, output: false },
+};
+
 export interface TinyWeight {
   readonly format: FormatId;
   readonly shape: readonly number[];
