@@ -2,25 +2,14 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { type DeviceOptions, planFor } from '../../test/support/device.ts';
+import { aCard as adapter, type DeviceOptions, planFor } from '../../test/support/device.ts';
 import { familyFile } from '../../test/support/families.ts';
 import { nodeModelSource } from '../../test/support/node-source.ts';
-import type { AdapterFacts } from '../backend/gpu/device.ts';
 import { UsageError } from '../errors.ts';
 import { openModelFile } from '../format/open.ts';
 import { buildGraph } from '../model/decoder.ts';
 import { readModel } from '../model/read-model.ts';
 import { explain } from './explain.ts';
-
-const adapter: AdapterFacts = {
-  name: 'a card',
-  features: ['subgroups'],
-  maxBufferBytes: 2 ** 30,
-  maxBindingBytes: 2 ** 30,
-  maxBindings: 16,
-  workgroupBytes: 32_768,
-  software: false,
-};
 
 async function planner() {
   const file = await openModelFile(await nodeModelSource(familyFile('qwen3moe', 'model.gguf')));

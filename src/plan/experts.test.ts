@@ -5,7 +5,7 @@
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { type DeviceOptions, planFor } from '../../test/support/device.ts';
+import { aCard, type DeviceOptions, planFor } from '../../test/support/device.ts';
 import { familyFile } from '../../test/support/families.ts';
 import { nodeModelSource } from '../../test/support/node-source.ts';
 import type { AdapterFacts } from '../backend/gpu/device.ts';
@@ -24,15 +24,7 @@ import type { PlannedExperts } from './plan.ts';
 
 const GIB = 2 ** 30;
 
-const adapter: AdapterFacts = {
-  name: 'a card',
-  features: ['subgroups'],
-  maxBufferBytes: 4 * GIB,
-  maxBindingBytes: 4 * GIB,
-  maxBindings: 16,
-  workgroupBytes: 32_768,
-  software: false,
-};
+const adapter: AdapterFacts = { ...aCard, maxBufferBytes: 4 * GIB, maxBindingBytes: 4 * GIB };
 
 async function read(source: ModelSource) {
   const file = await openModelFile(source);

@@ -5,10 +5,9 @@
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { type DeviceOptions, planFor } from '../../test/support/device.ts';
+import { aCard as adapter, type DeviceOptions, planFor } from '../../test/support/device.ts';
 import { families, familyFile } from '../../test/support/families.ts';
 import { nodeModelSource } from '../../test/support/node-source.ts';
-import type { AdapterFacts } from '../backend/gpu/device.ts';
 import { OutOfMemoryError } from '../errors.ts';
 import { openModelFile } from '../format/open.ts';
 import { buildGraph } from '../model/decoder.ts';
@@ -16,16 +15,6 @@ import { readModel } from '../model/read-model.ts';
 import { explain } from './explain.ts';
 import type { DeviceName, Plan, PlannedPart } from './plan.ts';
 import { showBytes } from './show.ts';
-
-const adapter: AdapterFacts = {
-  name: 'a card',
-  features: ['subgroups'],
-  maxBufferBytes: 2 ** 30,
-  maxBindingBytes: 2 ** 30,
-  maxBindings: 16,
-  workgroupBytes: 32_768,
-  software: false,
-};
 
 async function model(family: string) {
   const file = await openModelFile(await nodeModelSource(familyFile(family, 'model.gguf')));

@@ -36,6 +36,17 @@ export interface DeviceOptions extends PlanOptions {
   readonly cuts?: readonly Cut[];
 }
 
+/** A GPU for plans, which need none to be there. */
+export const aCard: AdapterFacts = {
+  name: 'a card',
+  features: ['subgroups'],
+  maxBufferBytes: 2 ** 30,
+  maxBindingBytes: 2 ** 30,
+  maxBindings: 16,
+  workgroupBytes: 32_768,
+  software: false,
+};
+
 /** A plan for a graph, as the engine would make it on a machine of 2 cores and 8 GiB. */
 export function planFor(given: Pick<DeviceModel, 'spec' | 'graph' | 'weights'>, options: DeviceOptions = {}): Plan {
   const { features, adapter, cuts, ...planOptions } = options;
