@@ -7,6 +7,7 @@ import { deviceBytes } from '../backend/gpu/layout.ts';
 import { EXPERT_PARTS, expertName, type Slab, slabWeights } from '../backend/gpu/slab.ts';
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import { InternalError, UsageError } from '../errors.ts';
+import { ExpertCache } from '../experts/cache.ts';
 import type { PolicyName } from '../experts/policies.ts';
 import { type CacheSize, cacheStatus, parseExpertCache, recommendedSlots, slotsOfSize } from '../experts/size.ts';
 import type { ModelSpec, MoeSpec } from '../model/spec.ts';
@@ -14,6 +15,7 @@ import type { Weights } from '../model/weights.ts';
 import { expertOption } from './devices.ts';
 import type { PlanRequest } from './placer.ts';
 import type { Plan, PlannedExperts } from './plan.ts';
+import { showPlural } from './show.ts';
 
 /** Slots of a slab that experts of a prompt pass through: enough that the device is busy while the next ones come. */
 const PASSING = 32;
@@ -67,7 +69,15 @@ export function expertChoice(request: PlanRequest, count: number): ExpertChoice 
     return holdsAll(request, choice) ? undefined : choice;
   }
   const own = cpuMoe === true ? layers : layers.filter((layer) => layer < (cpuMoe as number));
-  return own.length === 0 ? undefined : { layers: own, policy: 'static', size: 'none' };
+  if (own.length === 0) {
+    const first = layers[0] as number;
+    throw new UsageError(
+      `cpuMoe (--n-cpu-moe) leaves the experts of the first ${showPlural(cpuMoe as number, 'layer')} to the CPU, and ` +
+        `${cpuMoe === 1 ? 'it has' : 'they have'} none: the first layer with experts is layer ${first}; give it at least ${first + 1}`,
+      { data: { option: 'cpuMoe', first } },
+    );
+  }
+  return { layers: own, policy: 'static', size: 'none' };
 }
 
 /** Whether a size was asked for that all experts fit into: then no layer need ever stop for the CPU. */
@@ -143,11 +153,13 @@ export function planExperts(
   const slots = slabs.reduce((sum, slab) => sum + slab.slots, 0);
   const recommended = recommendedSlots({ layers: layers.length, experts, used });
   const passes = policy === 'static' && slots > 0 ? 'all' : 'balanced';
+  const whole = policy === 'static' ? wholeOf({ slabs, experts, uses: usesOf(request) }) : [];
   return {
     layers,
     policy,
     slabs,
     slots,
+    whole,
     experts: layers.length * experts,
     recommended,
     status: cacheStatus({ slots, recommended, asked: size === undefined ? recommended : total }),
@@ -156,6 +168,27 @@ export function planExperts(
     passes,
     hostPairs: Math.max(MAX_STEP_ROWS * used, passes === 'all' ? 0 : Math.min(promptRows * used, HOST_PAIRS)),
   };
+}
+
+/** Layers all of whose experts the first fill brings to slots. */
+function wholeOf(given: {
+  readonly slabs: readonly Slab[];
+  readonly experts: number;
+  readonly uses: ((layer: number, expert: number) => number) | undefined;
+}): readonly number[] {
+  const { slabs, experts, uses } = given;
+  const groups = slabs.filter(({ slots }) => slots >= experts);
+  const first = new ExpertCache({ policy: 'static', experts, groups, uses });
+  for (const upload of first.fill()) first.commit(upload);
+  return groups.flatMap(({ layers }) => layers).filter((layer) => first.table(layer)?.every((slot) => slot >= 0));
+}
+
+/** How often experts were used, as far as that is known. */
+function usesOf({ options, spec }: PlanRequest): ((layer: number, expert: number) => number) | undefined {
+  const { expertUses: uses } = options;
+  if (uses === undefined) return undefined;
+  const layers = spec.layers.flatMap(({ feedForward }, layer) => (feedForward.kind === 'moe' ? [layer] : []));
+  return (layer, expert) => uses[layers.indexOf(layer)]?.[expert] ?? 0;
 }
 
 /**

@@ -119,6 +119,8 @@ export interface PlannedExperts {
   /** Slots in all, and the experts that they are for. */
   readonly slots: number;
   readonly experts: number;
+  /** Of the layers those all of whose experts have slots for good: they never wait for the CPU. */
+  readonly whole: readonly number[];
   /** Slots with which most picks are there: twice as many as a token takes. */
   readonly recommended: number;
   /** `budget exhausted`: there are fewer because the memory does not hold more. */
@@ -142,6 +144,8 @@ export interface Plan {
   readonly device: DeviceName;
   /** Why it is the CPU although `auto` was asked for. */
   readonly deviceReason?: string;
+  /** Why the GPU has these layers and experts, where `auto` had to choose. */
+  readonly layersReason?: string;
   readonly parts: readonly PlannedPart[];
   /** Where experts of the GPU's layers are split between it and the CPU. */
   readonly experts?: PlannedExperts;
