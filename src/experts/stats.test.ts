@@ -31,6 +31,7 @@ test('what was counted is in the snapshot, which crosses a port', () => {
     passed: 1,
     misses: 1,
     wholeSteps: 1,
+    stops: 2,
     uniqueExperts: 5,
     // Picks are 2, 3, 1 and 0: most has 3 where the mean has 1.5.
     load: 2,

@@ -20,8 +20,10 @@ export interface LayerSnapshot {
   readonly passed: number;
   /** Computed elsewhere. */
   readonly misses: number;
-  /** Steps in which every expert lay in a slot. */
+  /** Steps in which every expert that was picked lay in a slot. */
   readonly wholeSteps: number;
+  /** Steps in which the device waited for the host: all but those in which all of the layer's experts lay in slots. */
+  readonly stops: number;
   /** Different experts, summed over steps: what a step reads, however many rows share it. */
   readonly uniqueExperts: number;
   /** Picks of the expert with most, over those of the mean one; 1: all alike. */
@@ -65,6 +67,7 @@ interface LayerCounters {
   passed: number;
   misses: number;
   wholeSteps: number;
+  stops: number;
   uniqueExperts: number;
   uploads: number;
   uploadedBytes: number;
@@ -132,6 +135,7 @@ export class ExpertStats {
 
   waited(layer: number, { roundTripMs, passMs, cpuMs }: LayerWait): void {
     const counters = this.#of(layer);
+    counters.stops++;
     counters.roundTripMs += roundTripMs;
     counters.passMs += passMs;
     counters.cpuMs += cpuMs;
@@ -216,6 +220,7 @@ function countersOf(layer: number, experts: number): LayerCounters {
     passed: 0,
     misses: 0,
     wholeSteps: 0,
+    stops: 0,
     uniqueExperts: 0,
     uploads: 0,
     uploadedBytes: 0,
@@ -277,6 +282,7 @@ export function totalOf({ layers }: ExpertStatsSnapshot): Omit<LayerSnapshot, 'l
     passed: sum(({ passed }) => passed),
     misses: sum(({ misses }) => misses),
     wholeSteps: sum(({ wholeSteps }) => wholeSteps),
+    stops: sum(({ stops }) => stops),
     uniqueExperts: sum(({ uniqueExperts }) => uniqueExperts),
     load: mean(({ load }) => load),
     busierHalfShare: mean(({ busierHalfShare }) => busierHalfShare),

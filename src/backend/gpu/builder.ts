@@ -9,7 +9,7 @@ import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import { type CacheType, MAX_STEP_ROWS, type Mode } from '../kernel.ts';
 import { MAX_VOCABULARY, type SamplingLayout, samplingLayout } from './sampling-buffer.ts';
-import type { Slab } from './slab.ts';
+import { expertName, type Slab } from './slab.ts';
 import { type StepLayout, stepLayout } from './step-buffer.ts';
 
 /** What a dispatch may know of the run it is recorded for; its kernels read the rest from the step buffer. */
@@ -68,7 +68,7 @@ export interface Dispatch {
 /**
  * Where a layer's experts are split between devices. The run stops behind the choice of experts, for the host to read it; what
  * comes up to `joins` computes the experts in slots, and may run several times over with others in them; then the host brings
- * what was computed elsewhere.
+ * what was computed elsewhere. A run in which all of the layer's experts are in slots goes on without a stop.
  */
 export interface Pause {
   readonly layer: number;
@@ -81,12 +81,17 @@ export interface Pause {
   /** The choice, [rows][routeWidth] u32, of which the first `used` are ids. */
   readonly route: string;
   readonly routeWidth: number;
+  /** Whether there are slots for all of the layer's experts. */
+  readonly canBeWhole: boolean;
 }
 
-/** Buffers that the host writes before a run goes on: the results' rows [pairs, hidden], and of each pair which is its. */
+/**
+ * Buffers that the host writes before a run goes on: the results' rows [pairs, hidden], and of each (row, rank) pair 1 + the
+ * result that is its, or 0 where the device makes it.
+ */
 export const HOST_MADE = 'experts elsewhere';
 export const HOST_PLACES = 'places of experts elsewhere';
-/** In the place of a slot, or of a result of the host's: there is none. */
+/** In the place of a slot: there is none. */
 export const ABSENT = 0xffffffff;
 
 export class Builder {
@@ -172,9 +177,12 @@ export class Builder {
   }
 
   /** The run stops here for the host to read a split layer's choice; {@link join} says where it goes on. */
-  ask(mode: Mode, pause: Omit<Pause, 'asks' | 'joins'>): void {
+  ask(mode: Mode, pause: Omit<Pause, 'asks' | 'joins' | 'canBeWhole'>): void {
     const at = this.dispatches[mode].length;
-    this.pauses[mode].push({ ...pause, asks: at, joins: at });
+    const { layer } = pause;
+    const [experts = 0] = this.weight(expertName(layer, 'gate')).shape;
+    const canBeWhole = this.slabs.some(({ layers, slots }) => layers.includes(layer) && slots >= experts);
+    this.pauses[mode].push({ ...pause, asks: at, joins: at, canBeWhole });
   }
 
   join(mode: Mode): void {

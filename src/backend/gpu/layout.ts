@@ -150,12 +150,15 @@ function shareSlots(builder: Builder, logits: ValueName): { slots: number[]; slo
       }
     });
     // What comes before a run goes on may be run several times, and the host reads and writes meanwhile.
-    for (const { asks, joins, input, route } of builder.pauses[mode]) {
+    for (const { asks, joins, input, route, canBeWhole } of builder.pauses[mode]) {
       for (const [name, span] of spans) {
         if (name !== input && name !== route && (span.first > joins || span.last < asks)) continue;
         span.first = Math.min(span.first, asks);
         span.last = Math.max(span.last, joins);
       }
+      // Where a run does not stop, the choice is read when all of it is over.
+      const choice = spans.get(route);
+      if (choice !== undefined && canBeWhole) choice.last = Number.POSITIVE_INFINITY;
     }
     for (const [name, { first, last }] of spans) {
       const kept = name === HOST_PLACES;

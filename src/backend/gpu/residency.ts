@@ -13,8 +13,11 @@ export interface Placing {
 /** Which experts are in slots, as the host knows it: what it says changes between runs only. */
 export interface Residency {
   slotOf(layer: number, expert: number): number | undefined;
-  /** Whether any of a layer's experts is in a slot. */
+  /** Whether any of a layer's experts is in a slot, and whether all are. */
   holds(layer: number): boolean;
+  holdsAll(layer: number): boolean;
+  /** Whether what runs choose has a part in what is in slots. */
+  readonly learns: boolean;
   /** Which experts the rows of a layer's run chose, [rows · used]. */
   chosen(layer: number, ids: ArrayLike<number>, rows: number): void;
   /** A run over so many rows has been through all layers. */
@@ -82,6 +85,14 @@ export class CachedResidency implements Residency {
 
   holds(layer: number): boolean {
     return this.#cache.table(layer)?.some((slot) => slot >= 0) ?? false;
+  }
+
+  holdsAll(layer: number): boolean {
+    return this.#cache.table(layer)?.every((slot) => slot >= 0) ?? false;
+  }
+
+  get learns(): boolean {
+    return this.#uploads > 0;
   }
 
   chosen(layer: number, ids: ArrayLike<number>, rows: number): void {
