@@ -65,7 +65,7 @@ test('nothing run is said', () => {
 test('how much of it was foreseen, where somebody foresaw', () => {
   const stats = new ExpertStats([1], 4);
   stats.routed(1, [0, 2]);
-  stats.predicted(1, { predicted: 4, used: 1 });
+  stats.foreseen(1, { named: 2, used: 4, right: 1 });
   stats.endStep(1);
   assert.match(describeSnapshot('experts', stats.snapshot()), / foreseen\n1 .* 25\.0%\nall .* 25\.0%\n$/);
 });

@@ -24,6 +24,7 @@ const table: readonly Column[] = [
   { head: 'passed', cell: ({ passed, picks }) => share(passed, picks), shown: passing },
   { head: 'uploads', cell: ({ uploads }) => showCount(uploads), shown: withSlots },
   { head: 'uploaded', cell: ({ uploadedBytes }) => showBytes(uploadedBytes), shown: withSlots },
+  { head: 'pinned', cell: ({ pinned }) => showCount(pinned), shown: ({ pinned }) => pinned > 0 },
   { head: 'experts a step', cell: ({ uniqueExperts, steps }) => mean(uniqueExperts, steps, 1), shown: always },
   { head: 'load', cell: ({ load }) => load.toFixed(1), shown: always },
   { head: 'entropy', cell: ({ entropyBits }) => `${entropyBits.toFixed(2)} bits`, shown: always },
@@ -34,8 +35,8 @@ const table: readonly Column[] = [
   { head: 'CPU', cell: ({ wait, stops }) => `${mean(wait.cpuMs, stops, 3)} ms`, shown: waited },
   {
     head: 'foreseen',
-    cell: ({ predicted, predictedUsed }) => share(predictedUsed, predicted),
-    shown: ({ predicted }) => predicted > 0,
+    cell: ({ foreseen }) => share(foreseen.right, foreseen.used),
+    shown: ({ foreseen }) => foreseen.named > 0,
   },
 ];
 

@@ -3,13 +3,23 @@
  * out over slabs, each of layers whose experts are alike and small enough to be bound at once.
  */
 
+import { foreseenAfter } from '../backend/gpu/foresee.ts';
+import { fuse } from '../backend/gpu/fuse.ts';
 import { deviceBytes } from '../backend/gpu/layout.ts';
 import { EXPERT_PARTS, expertName, type Slab, slabWeights } from '../backend/gpu/slab.ts';
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import { InternalError, UsageError } from '../errors.ts';
 import { ExpertCache } from '../experts/cache.ts';
 import type { PolicyName } from '../experts/policies.ts';
-import { type CacheSize, cacheStatus, parseExpertCache, recommendedSlots, slotsOfSize } from '../experts/size.ts';
+import {
+  type CacheSize,
+  cacheStatus,
+  parseExpertCache,
+  parsePins,
+  pinsOf,
+  recommendedSlots,
+  slotsOfSize,
+} from '../experts/size.ts';
 import type { ModelSpec, MoeSpec } from '../model/spec.ts';
 import type { Weights } from '../model/weights.ts';
 import { expertOption } from './devices.ts';
@@ -138,7 +148,8 @@ export function planExperts(
   },
 ): PlannedExperts {
   const { request, promptRows, budget, largest } = given;
-  const { spec, weights } = request;
+  const { spec, weights, options } = request;
+  const { expertPrefetch, expertPin } = options;
   const { experts, used } = moeOf(spec, layers);
   const groups = alike(layers, weights);
   // Rounded once for all, and down: no group gets more than its part of what was asked for.
@@ -163,8 +174,10 @@ export function planExperts(
     experts: layers.length * experts,
     recommended,
     status: cacheStatus({ slots, recommended, asked: size === undefined ? recommended : total }),
-    first: request.options.expertUses === undefined ? 'evenly' : 'most used',
+    first: options.expertUses === undefined ? 'evenly' : 'most used',
     uploads: policy === 'static' ? 0 : UPLOADS,
+    prefetch: policy === 'static' || slots === 0 ? 'off' : (expertPrefetch ?? 'off'),
+    pins: policy === 'static' || slots === 0 || expertPin === undefined ? 0 : pinsOf(parsePins(expertPin), slots),
     passes,
     hostPairs: Math.max(MAX_STEP_ROWS * used, passes === 'all' ? 0 : Math.min(promptRows * used, HOST_PAIRS)),
   };
@@ -217,10 +230,56 @@ function slabsFor(
 }
 
 /**
+ * That what is said of slots has any to be said of.
+ * @throws UsageError `usage`
+ */
+export function checkSlots(request: PlanRequest, made: Plan): void {
+  checkUses(request, made);
+  const { expertPrefetch, expertPin } = request.options;
+  const { experts, deviceReason } = made;
+  const asked = [
+    ...(expertPrefetch === undefined || expertPrefetch === 'off'
+      ? []
+      : [{ option: 'expertPrefetch', flag: '--expert-prefetch' }]),
+    ...(expertPin === undefined ? [] : [{ option: 'expertPin', flag: '--expert-pin' }]),
+  ];
+  // Where `auto` has found no GPU for it, that is said already.
+  if (deviceReason !== undefined) return;
+  for (const { option, flag } of asked) {
+    const why = whyNoSlots(experts);
+    if (why !== undefined) throw new UsageError(`${option} (${flag}): ${why}`, { data: { option } });
+  }
+  if (experts?.prefetch === 'gate' && !canForesee(request, experts.layers)) {
+    throw new UsageError(
+      'expertPrefetch (--expert-prefetch): of the layers whose experts are split there is none whose router can be asked ahead (gate); use previous',
+      { data: { option: 'expertPrefetch' } },
+    );
+  }
+}
+
+/** Why there is nothing to be said of what goes to slots and what stays there. */
+function whyNoSlots(experts: PlannedExperts | undefined): string | undefined {
+  if (experts === undefined) {
+    return 'of use only where experts are split between GPU and CPU; leave it out, or split them (--expert-cache)';
+  }
+  if (experts.slots === 0) return 'no expert has a slot on the GPU; leave it out, or give it some (--expert-cache)';
+  if (experts.policy !== 'static') return undefined;
+  return 'what lies in static slots stays there anyway; leave it out, or take another policy (--expert-cache)';
+}
+
+function canForesee({ graph }: PlanRequest, split: readonly number[]): boolean {
+  const fused = fuse(graph);
+  return fused.operations.some((operation) => {
+    const next = operation.kind === 'moe' ? foreseenAfter(fused, operation) : undefined;
+    return next !== undefined && split.includes(operation.layer) && split.includes(next.layer);
+  });
+}
+
+/**
  * That what is said of how often experts are used is of this model's experts, and of use.
  * @throws UsageError `usage`
  */
-export function checkUses({ options, spec }: PlanRequest, made: Plan): void {
+function checkUses({ options, spec }: PlanRequest, made: Plan): void {
   const { expertUses: uses } = options;
   if (uses === undefined) return;
   const refuse = (why: string) =>

@@ -79,7 +79,7 @@ function devices(plan: Plan): Row[] {
 function experts(plan: Plan): Row[] {
   const { experts: split } = plan;
   if (split === undefined) return [];
-  const { layers, policy, slots, experts: all, recommended, status, first, uploads, passes } = split;
+  const { layers, policy, slots, experts: all, recommended, status, first, uploads, passes, prefetch, pins } = split;
   const share = Math.round((slots / all) * 100);
   const begin = first === 'evenly' ? 'as many of each layer' : 'the most used';
   const change = uploads > 0 ? `at first ${begin}, at most ${showCount(uploads)} brought there a step` : begin;
@@ -95,9 +95,18 @@ function experts(plan: Plan): Row[] {
   return [
     ['experts', `${held}${verdict}`],
     ...(slots === all ? [] : [['', `${slots === 0 ? 'all' : 'the others'} on the CPU; ${prompts}`]]),
+    ...(prefetch === 'off' ? [] : [['', `of what is brought there those come first that ${foreseenBy[prefetch]}`]]),
+    ...(pins === 0
+      ? []
+      : [['', `${showPlural(pins, 'slot')} kept for good by the experts used most in the first tokens`]]),
     ['', neverLeaving(plan, split)],
   ];
 }
+
+const foreseenBy = {
+  previous: 'a layer used in the step before',
+  gate: "a layer's router names on what the layer before it leaves",
+} as const;
 
 /** How many layers a run does not stop in. */
 function neverLeaving({ operations }: Plan, { layers: split, whole }: PlannedExperts): string {

@@ -7,7 +7,7 @@ import type { Graph } from '../model/graph.ts';
 import type { Weights } from '../model/weights.ts';
 import { chooseContext } from './context.ts';
 import { adapterNumber, gpuUse, placementFor, reasonOf } from './devices.ts';
-import { checkUses, type ExpertChoice } from './experts.ts';
+import { checkSlots, type ExpertChoice } from './experts.ts';
 import { sharedWith, whatGpuTakes } from './fit.ts';
 import {
   type Chosen,
@@ -44,7 +44,7 @@ export interface Placing {
  */
 export function plan(request: PlanRequest): Plan {
   const made = planDevices(request);
-  checkUses(request, made);
+  checkSlots(request, made);
   return made;
 }
 

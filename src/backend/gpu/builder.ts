@@ -65,22 +65,26 @@ export interface Dispatch {
   workgroups(run: RunShape): readonly [number, number, number];
 }
 
+/** A layer's choice of experts on the device. */
+export interface Choice {
+  readonly layer: number;
+  /** [rows][routeWidth] u32, of which the first `used` are ids. */
+  readonly route: string;
+  readonly routeWidth: number;
+}
+
 /**
  * Where a layer's experts are split between devices. The run stops behind the choice of experts, for the host to read it; what
  * comes up to `joins` computes the experts in slots, and may run several times over with others in them; then the host brings
  * what was computed elsewhere. A run in which all of the layer's experts are in slots goes on without a stop.
  */
-export interface Pause {
-  readonly layer: number;
+export interface Pause extends Choice {
   /** The first dispatch behind the choice. */
   readonly asks: number;
   /** The first dispatch that reads what the host brings. */
   readonly joins: number;
   /** What the experts elsewhere read: [rows, hidden], not normed. */
   readonly input: ValueName;
-  /** The choice, [rows][routeWidth] u32, of which the first `used` are ids. */
-  readonly route: string;
-  readonly routeWidth: number;
   /** Whether there are slots for all of the layer's experts. */
   readonly canBeWhole: boolean;
 }
@@ -116,6 +120,11 @@ export class Builder {
   readonly slabs: readonly Slab[];
   /** Most results of the host's, a layer. */
   readonly hostPairs: number;
+  /** Whether a split layer's choice is foreseen in steps, by its router on the layer before; and what was made for that. */
+  readonly foresees: boolean;
+  readonly foreseen: Choice[] = [];
+  /** What is read when all of a run is over. */
+  readonly kept = new Set<string>();
   /** Bytes of every value and buffer. */
   readonly bytes = new Map<string, number>();
   readonly #strides = new Map<ValueName, number>();
@@ -134,6 +143,7 @@ export class Builder {
     readonly slots?: number;
     readonly slabs?: readonly Slab[];
     readonly hostPairs?: number;
+    readonly foresees?: boolean;
   }) {
     this.graph = options.graph;
     this.spec = options.spec;
@@ -152,6 +162,7 @@ export class Builder {
     });
     this.slabs = options.slabs ?? [];
     this.hostPairs = options.hostPairs ?? 0;
+    this.foresees = options.foresees ?? false;
     this.draws = drawsTokens(options.graph, options.spec);
   }
 
@@ -179,10 +190,11 @@ export class Builder {
   /** The run stops here for the host to read a split layer's choice; {@link join} says where it goes on. */
   ask(mode: Mode, pause: Omit<Pause, 'asks' | 'joins' | 'canBeWhole'>): void {
     const at = this.dispatches[mode].length;
-    const { layer } = pause;
+    const { layer, route } = pause;
     const [experts = 0] = this.weight(expertName(layer, 'gate')).shape;
     const canBeWhole = this.slabs.some(({ layers, slots }) => layers.includes(layer) && slots >= experts);
     this.pauses[mode].push({ ...pause, asks: at, joins: at, canBeWhole });
+    if (canBeWhole) this.kept.add(route);
   }
 
   join(mode: Mode): void {

@@ -1,16 +1,22 @@
-/** What layers have chosen that a run did not stop for, brought to the host when all of the run is over. */
+/** Choices that a run does not stop for, brought to the host when all of it is over. */
 
-import type { Binding, Pause } from './builder.ts';
+import { MAX_STEP_ROWS } from '../kernel.ts';
+import type { Binding, Choice } from './builder.ts';
 import type { Gpu } from './device.ts';
+import type { GpuProgram } from './layout.ts';
 import { readBuffer } from './readback.ts';
 import { idsOf } from './split-choice.ts';
 
 const MAP_READ = 0x1;
 const COPY_DST = 0x8;
 
+/** What is read of a run: choices of layers that it did not stop in, and those that were foreseen. */
+export interface Late {
+  readonly whole: readonly Choice[];
+  readonly foreseen: readonly Choice[];
+}
+
 export interface LateShape {
-  /** Most rows of a run. */
-  readonly rows: number;
   readonly used: number;
   readonly experts: number;
 }
@@ -22,16 +28,16 @@ export class LateChoices {
   #reading: Promise<unknown> | undefined;
   #ended = false;
 
-  /** @param pauses those of all layers that a run may not stop in */
+  /** @param bytes of the choices of a run, at the most */
   constructor(
     made: { readonly gpu: Gpu; readonly bufferOf: (binding: Binding) => GPUBuffer },
-    { pauses, ...shape }: LateShape & { readonly pauses: readonly Pause[] },
+    { bytes, ...shape }: LateShape & { readonly bytes: number },
   ) {
     this.#made = made;
     this.#shape = shape;
     this.#buffer = made.gpu.device.createBuffer({
-      label: 'choices of experts in a run without stops',
-      size: lateBytes(pauses, shape.rows),
+      label: 'choices of experts of a run that is over',
+      size: bytes,
       usage: MAP_READ | COPY_DST,
     });
   }
@@ -41,9 +47,9 @@ export class LateChoices {
   }
 
   /** Behind a run's last dispatch. */
-  record(encoder: GPUCommandEncoder, pauses: readonly Pause[], rows: number): void {
+  record(encoder: GPUCommandEncoder, choices: readonly Choice[], rows: number): void {
     let at = 0;
-    for (const { route, routeWidth } of pauses) {
+    for (const { route, routeWidth } of choices) {
       const source = this.#made.bufferOf({ kind: 'buffer', name: route, access: 'read' });
       const bytes = rows * routeWidth * 4;
       encoder.copyBufferToBuffer(source, 0, this.#buffer, at, bytes);
@@ -52,25 +58,23 @@ export class LateChoices {
   }
 
   /**
-   * What was recorded, once it is submitted: ids [rows · used] by layer.
+   * What was recorded, once it is submitted: ids [rows · used], choice by choice.
    * @throws DeviceLostError `device_lost`, DisposedError `disposed`
    */
-  async read(pauses: readonly Pause[], rows: number): Promise<ReadonlyMap<number, Uint32Array>> {
+  async read(choices: readonly Choice[], rows: number): Promise<readonly Uint32Array[]> {
     const { gpu } = this.#made;
-    const bytes = lateBytes(pauses, rows);
+    const bytes = lateBytes(choices, rows);
     const ended = () => this.#ended;
     const read = readBuffer(gpu, this.#buffer, { bytes, what: 'choices of experts', ended });
     this.#reading = read.mapped;
     const found = await read.bytes;
     gpu.check();
     let at = 0;
-    return new Map(
-      pauses.map(({ layer, routeWidth }) => {
-        const words = new Uint32Array(found, at, rows * routeWidth);
-        at += words.byteLength;
-        return [layer, idsOf(words, { ...this.#shape, rows, routeWidth })];
-      }),
-    );
+    return choices.map(({ routeWidth }) => {
+      const words = new Uint32Array(found, at, rows * routeWidth);
+      at += words.byteLength;
+      return idsOf(words, { ...this.#shape, rows, routeWidth });
+    });
   }
 
   destroy(): void {
@@ -84,6 +88,13 @@ export class LateChoices {
   }
 }
 
-function lateBytes(pauses: readonly Pause[], rows: number): number {
-  return pauses.reduce((sum, { routeWidth }) => sum + rows * routeWidth * 4, 0);
+/** Bytes of the choices that are read when a run is over, at the most. @param rows of a run, at the most */
+export function lateBytesOf({ pauses, foreseen }: Pick<GpuProgram, 'pauses' | 'foreseen'>, rows: number): number {
+  const whole = pauses.prompt.filter(({ canBeWhole }) => canBeWhole);
+  return Math.max(lateBytes(whole, rows), lateBytes([...whole, ...foreseen], Math.min(rows, MAX_STEP_ROWS)));
+}
+
+/** Of so many rows. */
+function lateBytes(choices: readonly Choice[], rows: number): number {
+  return choices.reduce((sum, { routeWidth }) => sum + rows * routeWidth * 4, 0);
 }

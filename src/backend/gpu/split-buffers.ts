@@ -4,7 +4,7 @@
  */
 
 import type { GivenRouting } from '../backend.ts';
-import { ABSENT, type Binding, HOST_MADE, HOST_PLACES, type Pause } from './builder.ts';
+import { ABSENT, type Binding, type Choice, HOST_MADE, HOST_PLACES } from './builder.ts';
 import type { Gpu } from './device.ts';
 import type { Residency } from './residency.ts';
 
@@ -100,9 +100,6 @@ export class HostResults {
     return this.#buffers.bufferOf({ kind: 'buffer', name, access: 'read' });
   }
 }
-
-/** A layer's choice on the device. */
-type Choice = Pick<Pause, 'layer' | 'route' | 'routeWidth'>;
 
 /** Choices that are given, for measurements, on their way to where the router's stand. */
 export class GivenChoices {

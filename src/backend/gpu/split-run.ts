@@ -12,13 +12,13 @@ import { DisposedError } from '../../errors.ts';
 import type { ExpertWatcher } from '../../experts/watch.ts';
 import type { ExpertRunner, GivenRouting } from '../backend.ts';
 import type { Mode } from '../kernel.ts';
-import type { Binding, Pause, RunShape } from './builder.ts';
+import type { Binding, Choice, Pause, RunShape } from './builder.ts';
 import type { Gpu } from './device.ts';
-import { LateChoices } from './late-choices.ts';
+import { type Late, LateChoices, lateBytesOf } from './late-choices.ts';
 import type { Pulse } from './pulse.ts';
 import { readBuffer } from './readback.ts';
 import type { Recorder } from './recorder.ts';
-import type { Carrier, Placing, Residency } from './residency.ts';
+import type { Carrier, Placing, Residency, RunRows } from './residency.ts';
 import { GivenChoices, HostResults, SlotTables } from './split-buffers.ts';
 import { Balance, type Chosen, chosenOf, type Group, pairsOf, rowsOf } from './split-choice.ts';
 import { type Running, SplitCommands } from './split-commands.ts';
@@ -31,6 +31,8 @@ export interface SplitOptions {
   readonly gpu: Gpu;
   readonly recorder: Recorder;
   readonly pauses: Readonly<Record<Mode, readonly Pause[]>>;
+  /** What steps foresee of layers' choices. */
+  readonly foreseen: readonly Choice[];
   readonly bufferOf: (binding: Binding) => GPUBuffer;
   readonly elsewhere: ExpertRunner;
   readonly residency: Residency;
@@ -73,7 +75,7 @@ export class SplitRun {
   readonly #cpu: CpuPart;
   readonly #given: GivenChoices | undefined;
   readonly #commands: SplitCommands;
-  /** Where there are slots for all experts of a layer. */
+  /** Absent where each layer stops in every run, and nothing is foreseen. */
   readonly #late: LateChoices | undefined;
   #reading: Promise<unknown> | undefined;
   #ended = false;
@@ -96,7 +98,8 @@ export class SplitRun {
     // The layer that stops, and those that do not.
     const layers = 1 + canBeWhole.length;
     this.#given = routing && new GivenChoices(options, routing, { rows, used, width, layers });
-    if (canBeWhole.length > 0) this.#late = new LateChoices(options, { ...shape, pauses: canBeWhole });
+    const bytes = lateBytesOf(options, rows);
+    if (bytes > 0) this.#late = new LateChoices(options, { ...shape, bytes });
     const [results, given, readback] = [this.#results, this.#given, this.#readback];
     this.#commands = new SplitCommands({ ...options, ...shape, results, given, readback });
   }
@@ -122,24 +125,28 @@ export class SplitRun {
     shape: RunShape,
     end = Number.POSITIVE_INFINITY,
   ): Promise<{ readonly encoder: GPUCommandEncoder; readonly submitted: () => Promise<void> }> {
-    const { residency, carrier } = this.#options;
+    const { residency, carrier, foreseen } = this.#options;
     const { rows } = shape;
     const brought = mode === 'step' ? residency.begin(mode, rows) : [];
     this.#tables.writeChanged();
     const carrying = carrier.begin(brought);
     const run = this.#begin({ mode, shape, end, aside: () => carrying.advance() });
     // Of a run that is cut short nobody wants to know.
-    const heard = end === Number.POSITIVE_INFINITY && (residency.learns || this.watcher !== undefined) ? run.whole : [];
+    const all = end === Number.POSITIVE_INFINITY;
+    const late: Late = {
+      whole: all && (residency.learns || this.watcher !== undefined) ? run.whole : [],
+      foreseen: all && mode === 'step' ? foreseen : [],
+    };
+    const choices = [...late.whole, ...late.foreseen];
     const submitted = async () => {
       if (brought.length > 0) await this.#arrive(brought, carrying.finish());
-      if (heard.length > 0) await this.#hear(heard, rows);
-      residency.ended(rows);
-      this.watcher?.ended();
+      if (choices.length > 0) await this.#hear(late, { mode, rows });
+      this.#end({ mode, rows });
       if (mode === 'prompt') await this.#bring(residency.begin(mode, rows));
     };
     try {
       const encoder = await this.#runLayers(run);
-      if (heard.length > 0) this.#late?.record(encoder, heard, rows);
+      if (choices.length > 0) this.#late?.record(encoder, choices, rows);
       return { encoder, submitted };
     } catch (error) {
       residency.abort();
@@ -161,13 +168,26 @@ export class SplitRun {
     return { mode, shape, end, aside, stops: list.filter((pause) => !isWhole(pause)), whole };
   }
 
-  /** What layers have chosen that the run did not stop in. */
-  async #hear(pauses: readonly Pause[], rows: number): Promise<void> {
-    const choices = await this.#late?.read(pauses, rows);
-    for (const [layer, ids] of choices ?? []) {
-      this.#options.residency.chosen(layer, ids, rows);
-      this.watcher?.routed(layer, ids, { hits: ids.length, passed: 0 });
+  /** What layers have chosen that the run did not stop in, and what was foreseen of layers. */
+  async #hear({ whole, foreseen }: Late, run: RunRows): Promise<void> {
+    const { residency, shape } = this.#options;
+    const read = (await this.#late?.read([...whole, ...foreseen], run.rows)) ?? [];
+    for (const [index, ids] of read.entries()) {
+      const pause = whole[index];
+      if (pause === undefined) {
+        residency.named((foreseen[index - whole.length] as Choice).layer, ids, shape.used);
+        continue;
+      }
+      residency.chosen(pause.layer, ids, run);
+      this.watcher?.routed(pause.layer, ids, { hits: ids.length, passed: 0 });
     }
+  }
+
+  #end(run: RunRows): void {
+    const { residency } = this.#options;
+    for (const [layer, accuracy] of residency.ended(run)) this.watcher?.foreseen(layer, accuracy);
+    for (const [layer, experts] of residency.pinned()) this.watcher?.pinned(layer, experts);
+    this.watcher?.ended();
   }
 
   /** Brings experts to slots between runs. */
@@ -285,7 +305,7 @@ export class SplitRun {
     const runRows = shape.rows;
     const { layer } = pause;
     const { ids, groups, rows, roundTripMs } = chosen;
-    residency.chosen(layer, ids, runRows);
+    residency.chosen(layer, ids, { mode, rows: runRows });
     const absent = groups.filter(({ expert }) => residency.slotOf(layer, expert) === undefined);
     const { passing, rest } = mode === 'prompt' ? this.#balance.share(absent) : { passing: [], rest: absent };
     const startMs = performance.now();
