@@ -166,6 +166,8 @@ function withinRun(watcher: ExpertWatcher): ExpertWatcher {
     routed: (layer, ids, found) => watcher.routed(layer, ids, found),
     waited: (layer, wait) => watcher.waited(layer, wait),
     brought: (layer, brought) => watcher.brought(layer, brought),
+    foreseen: (layer, accuracy) => watcher.foreseen(layer, accuracy),
+    pinned: (layer, experts) => watcher.pinned(layer, experts),
     ended: () => {},
   };
 }

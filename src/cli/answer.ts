@@ -20,8 +20,10 @@ export async function loadModel(
   const progress = startProgress(context.stderr);
   let loaded = false;
   try {
+    const onProgress = ({ bytesDone, bytesTotal }: { readonly bytesDone: number; readonly bytesTotal: number }) =>
+      progress.update({ done: bytesDone, total: bytesTotal });
     const onFault = ({ message }: Error) => void write(context.stderr, `conclave: ${printable(message)}\n`);
-    const model = await load(modelOf(values), { ...options, onProgress: progress.update, onFault });
+    const model = await load(modelOf(values), { ...options, onProgress, onFault });
     loaded = true;
     const { context: length, contextReason, device, deviceReason } = model.plan;
     if (deviceReason !== undefined) {

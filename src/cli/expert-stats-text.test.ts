@@ -15,10 +15,10 @@ test('a table of layers, and what a run cost; prompts and decoding apart', () =>
   }
   const decoding = [
     'experts while decoding: 2 runs of 2 rows in all, 2 layers of 4 experts',
-    'layer    hits  without a miss  uploads  uploaded  experts a step  load    entropy  of most  round trip       CPU',
-    '0      100.0%          100.0%        0       0 B             2.0   2.0  1.00 bits    50.0%    0.055 ms  0.000 ms',
-    '1       50.0%            0.0%        2   5.30 MB             2.0   2.0  1.50 bits    75.0%    0.055 ms  1.000 ms',
-    'all     75.0%           50.0%        2   5.30 MB             2.0   2.0  1.25 bits    62.5%    0.055 ms  0.500 ms',
+    'layer    hits  without a miss  uploads  uploaded  experts a step  load    entropy  of most   stops  round trip       CPU',
+    '0      100.0%          100.0%        0       0 B             2.0   2.0  1.00 bits    50.0%  100.0%    0.055 ms  0.000 ms',
+    '1       50.0%            0.0%        2   5.30 MB             2.0   2.0  1.50 bits    75.0%  100.0%    0.055 ms  1.000 ms',
+    'all     75.0%           50.0%        2   5.30 MB             2.0   2.0  1.25 bits    62.5%  100.0%    0.055 ms  0.500 ms',
     '75.0% hits (6 hits, 2 misses); a run: 1.0 misses, 1.0 uploads of 2.65 MB in all',
     "a run stops 2 times: 0.11 ms (0.055 a stop) of round trips, 1.00 ms (0.500 a stop) of the CPU's part",
     '',
@@ -65,7 +65,7 @@ test('nothing run is said', () => {
 test('how much of it was foreseen, where somebody foresaw', () => {
   const stats = new ExpertStats([1], 4);
   stats.routed(1, [0, 2]);
-  stats.predicted(1, { predicted: 4, used: 1 });
+  stats.foreseen(1, { named: 2, used: 4, right: 1 });
   stats.endStep(1);
   assert.match(describeSnapshot('experts', stats.snapshot()), / foreseen\n1 .* 25\.0%\nall .* 25\.0%\n$/);
 });

@@ -16,7 +16,7 @@ interface Column {
 const always = () => true;
 const withSlots = ({ hits, passed, misses }: Counts) => hits + passed + misses > 0;
 const passing = ({ passes }: Counts) => passes > 0;
-const waited = ({ wait }: Counts) => wait.roundTripMs + wait.passMs + wait.cpuMs > 0;
+const waited = ({ stops }: Counts) => stops > 0;
 
 const table: readonly Column[] = [
   { head: 'hits', cell: ({ hits, passed, misses }) => share(hits, hits + passed + misses), shown: withSlots },
@@ -24,17 +24,19 @@ const table: readonly Column[] = [
   { head: 'passed', cell: ({ passed, picks }) => share(passed, picks), shown: passing },
   { head: 'uploads', cell: ({ uploads }) => showCount(uploads), shown: withSlots },
   { head: 'uploaded', cell: ({ uploadedBytes }) => showBytes(uploadedBytes), shown: withSlots },
+  { head: 'pinned', cell: ({ pinned }) => showCount(pinned), shown: ({ pinned }) => pinned > 0 },
   { head: 'experts a step', cell: ({ uniqueExperts, steps }) => mean(uniqueExperts, steps, 1), shown: always },
   { head: 'load', cell: ({ load }) => load.toFixed(1), shown: always },
   { head: 'entropy', cell: ({ entropyBits }) => `${entropyBits.toFixed(2)} bits`, shown: always },
   { head: 'of most', cell: ({ entropyShare }) => share(entropyShare, 1), shown: always },
-  { head: 'round trip', cell: ({ wait, steps }) => `${mean(wait.roundTripMs, steps, 3)} ms`, shown: waited },
-  { head: 'passing', cell: ({ wait, steps }) => `${mean(wait.passMs, steps, 3)} ms`, shown: passing },
-  { head: 'CPU', cell: ({ wait, steps }) => `${mean(wait.cpuMs, steps, 3)} ms`, shown: waited },
+  { head: 'stops', cell: ({ stops, steps }) => share(stops, steps), shown: waited },
+  { head: 'round trip', cell: ({ wait, stops }) => `${mean(wait.roundTripMs, stops, 3)} ms`, shown: waited },
+  { head: 'passing', cell: ({ wait, stops }) => `${mean(wait.passMs, stops, 3)} ms`, shown: passing },
+  { head: 'CPU', cell: ({ wait, stops }) => `${mean(wait.cpuMs, stops, 3)} ms`, shown: waited },
   {
     head: 'foreseen',
-    cell: ({ predicted, predictedUsed }) => share(predictedUsed, predicted),
-    shown: ({ predicted }) => predicted > 0,
+    cell: ({ foreseen }) => share(foreseen.right, foreseen.used),
+    shown: ({ foreseen }) => foreseen.named > 0,
   },
 ];
 
@@ -92,12 +94,12 @@ function counted({ steps }: ExpertStatsSnapshot, counts: Counts): string {
   ].join('; ');
 }
 
-function waits({ steps, layers }: ExpertStatsSnapshot, total: Counts): string {
-  const { roundTripMs, passMs, cpuMs } = total.wait;
-  // Every layer has run as often.
-  const part = (sum: number) => `${mean(sum, steps, 2)} ms (${mean(sum, total.steps, 3)} a stop)`;
+function waits({ steps }: ExpertStatsSnapshot, { stops, wait }: Counts): string {
+  const { roundTripMs, passMs, cpuMs } = wait;
+  const part = (sum: number) => `${mean(sum, steps, 2)} ms (${mean(sum, stops, 3)} a stop)`;
+  const each = stops % Math.max(1, steps) === 0 ? 0 : 1;
   return (
-    `a run stops ${showPlural(layers.filter((layer) => layer.steps > 0).length, 'time')}: ${part(roundTripMs)} of round trips` +
+    `a run stops ${mean(stops, steps, each)} ${stops === steps ? 'time' : 'times'}: ${part(roundTripMs)} of round trips` +
     `${passMs > 0 ? `, ${part(passMs)} of passing` : ''}, ${part(cpuMs)} of the CPU's part`
   );
 }

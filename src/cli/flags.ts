@@ -1,5 +1,6 @@
 /** Every flag of the command line, once, and which command takes which. Help and the argument tests walk these tables. */
 
+import { prefetchNames } from '../experts/prefetch.ts';
 import { shapes } from '../synthetic/shapes.ts';
 import type { FlagTable } from './args.ts';
 import { wrap } from './format.ts';
@@ -101,6 +102,17 @@ export const flags = {
     value: 'TRACE',
     about: 'the experts that this routing trace uses most are on the GPU first, with static for good',
   },
+  'expert-prefetch': {
+    kind: 'choice',
+    choices: prefetchNames,
+    about:
+      'bring experts to the GPU first that are foreseen: as in the token before, or by the router of the next layer (off)',
+  },
+  'expert-pin': {
+    kind: 'text',
+    value: 'N|N%',
+    about: 'slots that the experts used most in the first 256 tokens keep for good (none)',
+  },
   'expert-stats': {
     kind: 'switch',
     about: 'say at the end what the experts did: hits, uploads, load, entropy, waits',
@@ -157,6 +169,10 @@ export const flags = {
     min: 0,
     about: 'most experts uploaded a token (default: every miss at once)',
   },
+  prefetch: {
+    kind: 'switch',
+    about: 'try each cache once more with those experts first that a layer used for the token before',
+  },
   'warm-up': {
     kind: 'whole',
     value: 'N',
@@ -197,6 +213,8 @@ const placement = [
   'cpu-moe',
   'n-cpu-moe',
   'expert-uses',
+  'expert-prefetch',
+  'expert-pin',
   'gpu-checks',
   'kv',
   'memory',
@@ -266,7 +284,7 @@ export const replayFlags = {
     value: 'POLICY:SIZE',
     about: 'a cache to try, as run takes it; may be given several times',
   },
-  ...pick(['uploads', 'warm-up', 'pin', 'expert-bytes', ...output]),
+  ...pick(['uploads', 'prefetch', 'warm-up', 'pin', 'expert-bytes', ...output]),
 } as const satisfies FlagTable;
 
 function pick<const Name extends keyof typeof flags>(names: readonly Name[]): Pick<typeof flags, Name> {

@@ -36,6 +36,8 @@ export async function planOptions(values: PlanValues): Promise<PlanOptions> {
     gpuChecks: values['gpu-checks'],
     expertCache: values['expert-cache'],
     cpuMoe: cpuMoe(values),
+    expertPrefetch: values['expert-prefetch'],
+    expertPin: values['expert-pin'],
     expertUses: uses === undefined ? undefined : await readUses(uses),
     threads: values.threads,
     context: values['ctx-size'],

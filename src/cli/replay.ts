@@ -10,6 +10,7 @@ import { type Context, write } from './context.ts';
 import type { ExitCode } from './fail.ts';
 import { replayFlags } from './flags.ts';
 import { printableName, toJson } from './format.ts';
+import { replaying, startProgress } from './progress.ts';
 import { describeReplay } from './replay-text.ts';
 import { openTrace } from './trace-input.ts';
 
@@ -44,6 +45,7 @@ export async function replay(argv: readonly string[], context: Context): Promise
   // What is wrong with the flags is said before anything is read.
   const specs = (values['expert-cache'] ?? DEFAULT_POLICIES).map(parseExpertCache);
   const trace = await openTrace(path);
+  const progress = startProgress(context.stderr, { work: replaying });
   try {
     const { shape } = trace;
     const expertBytes = values['expert-bytes'] ?? shape.expertBytes;
@@ -57,15 +59,19 @@ export async function replay(argv: readonly string[], context: Context): Promise
       ),
       warmUpTokens: values['warm-up'] ?? defaultWarmUp(shape),
       uploads: values.uploads,
+      prefetch: values.prefetch,
       pinShare: values.pin === undefined ? undefined : values.pin / 100,
       expertBytes,
+      onProgress: ({ tokensDone, tokensTotal }) => progress.update({ done: tokensDone, total: tokensTotal }),
     });
+    progress.finish();
     await write(
       context.stdout,
       values.json === true ? `${toJson(result)}\n` : describeReplay(printableName(path), result),
     );
     return 0;
   } finally {
+    progress.finish();
     await trace.close();
   }
 }

@@ -6,10 +6,10 @@ import { test } from 'node:test';
 import { measureBandwidth } from './bandwidth.ts';
 import { FULL_LINE, readLoop } from './bandwidth-loop.ts';
 import { columns, printable, quoted, toJson } from './format.ts';
-import { bar, startProgress } from './progress.ts';
+import { bar, loading, replaying, startProgress } from './progress.ts';
 
 test('the bar fills with the share that is done and never wraps a line', () => {
-  const at = (bytesDone: number, width = 80) => bar({ bytesDone, bytesTotal: 1e9, elapsedMs: 1000, width });
+  const at = (done: number, width = 80) => bar(loading, { done, total: 1e9, elapsedMs: 1000, width });
   assert.equal(at(0), 'loading [................................] 0 B of 1 GB, 0 MB/s');
   assert.equal(at(5e8), 'loading [################................] 500 MB of 1 GB, 500 MB/s');
   assert.equal(at(1e9), 'loading [################################] 1 GB of 1 GB, 1,000 MB/s');
@@ -18,9 +18,14 @@ test('the bar fills with the share that is done and never wraps a line', () => {
   assert.equal(at(5e8, 40), '500 MB of 1 GB, 500 MB/s');
 });
 
+test('a trace is told in tokens', () => {
+  const state = { done: 1024, total: 2048, elapsedMs: 1, width: 80 };
+  assert.equal(bar(replaying, state), 'replaying [################................] 1,024 of 2,048 tokens');
+});
+
 test('a bar before any time or size is known says so', () => {
   assert.equal(
-    bar({ bytesDone: 0, bytesTotal: 0, elapsedMs: 0, width: 80 }),
+    bar(loading, { done: 0, total: 0, elapsedMs: 0, width: 80 }),
     `loading [${'.'.repeat(32)}] 0 B of 0 B, – MB/s`,
   );
 });
@@ -35,8 +40,8 @@ test('the bar is redrawn at most every 50 ms, only on a terminal, and taken away
     };
     const stream = Object.assign(new PassThrough(), { isTTY, columns: 80, write });
     nowMs = 0;
-    const progress = startProgress(stream, () => nowMs);
-    for (; nowMs < 200; nowMs += 10) progress.update({ bytesDone: nowMs, bytesTotal: 200 });
+    const progress = startProgress(stream, { now: () => nowMs });
+    for (; nowMs < 200; nowMs += 10) progress.update({ done: nowMs, total: 200 });
     progress.finish(finish);
     return text;
   };

@@ -3,7 +3,8 @@
 import { randomSeed } from '../backend/random.ts';
 import type { SamplerSettings } from '../backend/sampling.ts';
 import { UsageError } from '../errors.ts';
-import { parseExpertCache } from '../experts/size.ts';
+import { prefetchNames } from '../experts/prefetch.ts';
+import { parseExpertCache, parsePins } from '../experts/size.ts';
 import { faultyId, MOST_EXPERTS } from '../experts/trace.ts';
 import { isDevice } from '../plan/devices.ts';
 import type { GivenTrace } from '../plan/routing.ts';
@@ -52,6 +53,8 @@ const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
   gpuChecks: flag,
   expertCache: expertCacheText,
   expertUses: counts,
+  expertPrefetch: oneOf(...prefetchNames),
+  expertPin: pinText,
   expertStats: flag,
   recordRouting: flag,
   routing: givenTrace,
@@ -124,6 +127,13 @@ export function checkExpertStatsOptions(options: Readonly<{ reset?: unknown }>):
 function expertCacheText(value: unknown): string | undefined {
   if (typeof value !== 'string') return "a policy and a size, as 'slru:25%'";
   parseExpertCache(value);
+  return undefined;
+}
+
+/** How many slots are pinned; its own error says more. */
+function pinText(value: unknown): string | undefined {
+  if (typeof value !== 'string') return "a number of slots or a share, as '64' or '25%'";
+  parsePins(value);
   return undefined;
 }
 

@@ -60,6 +60,10 @@ export class RoutingRecorder implements ExpertWatcher {
 
   brought(): void {}
 
+  foreseen(): void {}
+
+  pinned(): void {}
+
   ended(): void {
     this.#gathered.push(this.#run);
     this.#gatheredIds += this.#run.length;

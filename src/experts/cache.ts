@@ -34,6 +34,9 @@ export interface ExpertCacheOptions {
   readonly halveEveryTokens?: number;
 }
 
+/** Tokens after which the hottest experts are pinned, where some are to be. */
+export const PIN_AFTER_TOKENS = 256;
+
 export interface ExpertId {
   readonly layer: number;
   readonly expert: number;
@@ -93,6 +96,18 @@ export class ExpertCache {
     return slot < 0 ? undefined : slot;
   }
 
+  /** Whether an expert is in no slot of its layer's group, and on its way to none. */
+  isAway(layer: number, expert: number): boolean {
+    const { group, first } = this.#place(layer);
+    return this.#groups[group].isAway(first + expert);
+  }
+
+  /** How often an expert was used lately: a count that fades. */
+  usesOf(layer: number, expert: number): number {
+    const { group, first } = this.#place(layer);
+    return this.#groups[group].usage.counts[first + expert];
+  }
+
   /** [experts] The slots of a layer's experts, −1 for those in none; always as things are. Nothing for a layer without slots. */
   table(layer: number): Readonly<Int32Array> | undefined {
     const place = this.#places.get(layer);
@@ -120,6 +135,13 @@ export class ExpertCache {
       if (this.#groups[group].use(first + this.#checked(layer, experts[index]), rows)) hits++;
     }
     return hits;
+  }
+
+  /** Experts of a layer that keep their slots, or get some, for good: none before the warm-up is over. */
+  pinsOf(layer: number): number {
+    const place = this.#places.get(layer);
+    if (place === undefined) return 0;
+    return this.#groups[place.group].pinned(place.first, place.first + this.experts);
   }
 
   /** Says that a run of the graph over so many rows has ended. */

@@ -116,9 +116,19 @@ export class Group {
     return this.#pinned[pair] === 1 || this.#policy.admits(pair, victim) ? pair : undefined;
   }
 
+  /** Whether `pair` is in no slot, and on its way to none. */
+  isAway(pair: number): boolean {
+    return this.visible[pair] === NONE && this.#loading[pair] === NONE;
+  }
+
   /** Whether the warm-up says that `pair` is never to leave. */
   isPinned(pair: number): boolean {
     return this.#pinned[pair] === 1;
+  }
+
+  /** How many pairs from `first` to `end` − 1 are never to leave. */
+  pinned(first: number, end: number): number {
+    return this.#pinned.subarray(first, end).reduce((sum, pin) => sum + pin, 0);
   }
 
   /**
@@ -127,7 +137,7 @@ export class Group {
    * @throws InternalError `internal` when the pair has a slot
    */
   begin(pair: number, held?: Held): { readonly slot: number; readonly evicted?: number } | undefined {
-    if (this.visible[pair] !== NONE || this.#loading[pair] !== NONE) {
+    if (!this.isAway(pair)) {
       throw new InternalError(`pair ${pair} was to be uploaded, and has a slot`);
     }
     let evicted: number | undefined;
@@ -186,7 +196,8 @@ export class Group {
     const pinned = Int32Array.from(uses, (_, pair) => pair)
       .filter((pair) => uses[pair] > 0)
       .sort((a, b) => uses[b] - uses[a] || a - b)
-      .subarray(0, Math.floor(share * this.slots));
+      // A share that was made of a number of slots is that number again.
+      .subarray(0, Math.floor(share * this.slots + 1e-9));
     // The heap's order is of pins too: none may change while their places are looked for.
     for (const pair of pinned) this.#wanted.remove(pair);
     for (const pair of pinned) {

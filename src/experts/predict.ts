@@ -9,14 +9,18 @@ export interface Predictor {
   /**
    * What `layer` has used in this step.
    * @param experts [picks] of all rows
-   * @returns of the experts that were predicted for it, all and those used
+   * @returns how well that was foreseen
    */
   observe(layer: number, experts: ArrayLike<number>): Accuracy;
+  /** What was named for `layer` in this step, where that is not for the predictor to find: [rows · ranks], a row's best first. */
+  named?(layer: number, experts: ArrayLike<number>, ranks: number): void;
 }
 
+/** Different experts: all that were named, all that were used, and those that were both. Recall is `right` over `used`. */
 export interface Accuracy {
-  readonly predicted: number;
+  readonly named: number;
   readonly used: number;
+  readonly right: number;
 }
 
 const NOTHING = new Uint32Array(0);
@@ -42,24 +46,13 @@ export class PreviousStep implements Predictor {
  * the one that it will get (Eliseev, Mazur: "Fast inference of mixture-of-experts language models with offloading", 2023).
  */
 export class RouterAhead implements Predictor {
-  readonly #used: number;
   readonly #next = new Map<number, Uint32Array>();
 
-  /** @param used experts that a row uses in a layer */
-  constructor(used: number) {
-    this.#used = used;
-  }
-
-  /**
-   * What a layer's router said ahead of time.
-   * @param scores [rows, experts] such that higher is chosen; ties go to the lower expert
-   */
-  scored(layer: number, scores: Float32Array, experts: number): void {
+  named(layer: number, experts: ArrayLike<number>, ranks: number): void {
     const chosen = new Set<number>();
-    const rows = scores.length / experts;
-    const order = Array.from({ length: rows }, (_, row) => best(scores.subarray(row * experts, (row + 1) * experts)));
     // Rank by rank, so that of several rows the likeliest come first.
-    for (let rank = 0; rank < Math.min(this.#used, experts); rank++) for (const row of order) chosen.add(row[rank]);
+    for (let rank = 0; rank < ranks; rank++)
+      for (let at = rank; at < experts.length; at += ranks) chosen.add(experts[at]);
     this.#next.set(layer, Uint32Array.from(chosen));
   }
 
@@ -68,23 +61,12 @@ export class RouterAhead implements Predictor {
   }
 
   observe(layer: number, experts: ArrayLike<number>): Accuracy {
-    const accuracy = compare(this.predict(layer), new Set(Array.from(experts)));
-    this.#next.delete(layer);
-    return accuracy;
+    return compare(this.predict(layer), new Set(Array.from(experts)));
   }
 }
 
-function compare(predicted: Uint32Array, used: ReadonlySet<number>): Accuracy {
-  let hits = 0;
-  for (const expert of predicted) if (used.has(expert)) hits++;
-  return { predicted: predicted.length, used: hits };
-}
-
-/** All experts, the highest score first, NaN last. */
-function best(scores: Float32Array): Uint32Array {
-  const value = (expert: number) => (Number.isNaN(scores[expert]) ? -Infinity : scores[expert]);
-  return Uint32Array.from(scores, (_, expert) => expert).sort((a, b) => {
-    const [left, right] = [value(a), value(b)];
-    return left === right ? a - b : right - left;
-  });
+function compare(named: Uint32Array, used: ReadonlySet<number>): Accuracy {
+  let right = 0;
+  for (const expert of named) if (used.has(expert)) right++;
+  return { named: named.length, used: used.size, right };
 }

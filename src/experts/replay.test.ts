@@ -118,3 +118,34 @@ test('pinned experts stay', async () => {
   assert.equal(Math.round(free.rows[0].hitRate * 7), 1);
   assert.equal(Math.round(pinned.rows[0].hitRate * 7), 2);
 });
+
+test('prefetching brings what the token before used before what was used more often', async () => {
+  // 1 was used more, then 2 is used three times in a row: only who looks back one token has it there.
+  const ids = [1, 1, 1, 1, 1, 1, 2, 2, 2, 1];
+  const cases = [
+    { policy: 'lfu', slots: 1 },
+    { policy: 'static', slots: 1 },
+  ] as const;
+  const { rows } = await replay(await line(ids), { cases, warmUpTokens: 6, uploads: 1, prefetch: true });
+  assert.deepEqual(
+    rows.map(({ hitRate, prefetchingHitRate }) => [hitRate, prefetchingHitRate]),
+    [
+      [1 / 4, 2 / 4],
+      [1 / 4, undefined],
+    ],
+  );
+  await assert.rejects(replay(await line(ids), { cases, warmUpTokens: 6, prefetch: true }), {
+    name: 'UsageError',
+    message: /^prefetch \(--prefetch\) .* without uploads \(--uploads\) all come/,
+  });
+});
+
+test('progress goes from the first token to the last', async () => {
+  const told: number[] = [];
+  await replay(await line([0, 1, 2]), {
+    cases: [{ policy: 'lru', slots: 1 }],
+    warmUpTokens: 1,
+    onProgress: ({ tokensDone, tokensTotal }) => told.push(tokensDone, tokensTotal),
+  });
+  assert.deepEqual(told, [1, 3, 2, 3, 3, 3]);
+});

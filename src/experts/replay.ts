@@ -4,9 +4,10 @@
  */
 
 import { UsageError } from '../errors.ts';
-import { ExpertCache, type ExpertId, type Pinning, type Upload } from './cache.ts';
+import { ExpertCache, type HeldExpert, type Pinning, type Upload } from './cache.ts';
 import type { PolicyName } from './policies.ts';
 import { PreviousStep } from './predict.ts';
+import { Prefetch } from './prefetch.ts';
 import { ExpertStats, totalOf } from './stats.ts';
 import type { RoutingTrace, TraceShape } from './trace.ts';
 
@@ -28,6 +29,10 @@ export interface ReplayOptions {
   readonly pinShare?: number;
   /** Of one expert's weights. */
   readonly expertBytes?: number;
+  /** Whether each cache that changes is run a second time, with experts that were foreseen brought first; needs `uploads`. */
+  readonly prefetch?: boolean;
+  /** Told now and then how far it is. */
+  readonly onProgress?: (progress: { readonly tokensDone: number; readonly tokensTotal: number }) => void;
 }
 
 /** What one cache would have done, after the warm-up. */
@@ -38,6 +43,8 @@ export interface ReplayRow extends ReplayCase {
   /** Of the runs of a layer for a token, those that found every expert in a slot. */
   readonly wholeShare: number;
   readonly uploadsPerToken: number;
+  /** The hit rate when experts that a layer used for the token before come first, where that was asked for. */
+  readonly prefetchingHitRate?: number;
   /** Of uploads; where an expert's are known. */
   readonly bytesPerToken?: number;
 }
@@ -45,6 +52,7 @@ export interface ReplayRow extends ReplayCase {
 /** What the trace is like, whatever the cache. */
 export interface RoutingFacts {
   readonly busierHalfShare: number;
+  /** The recall of {@link PreviousStep}; the other predictor needs hidden states, which a trace has not. */
   readonly sharedWithPreviousToken: number;
   readonly entropyBits: number;
   readonly entropyShare: number;
@@ -61,7 +69,7 @@ export interface Replay {
 
 /**
  * Runs all cases in one pass over the trace.
- * @throws UsageError `usage` for a warm-up that leaves nothing to count; what reading the trace throws
+ * @throws UsageError `usage` for a warm-up that leaves nothing to count, or nothing to choose from; what reading the trace throws
  */
 export async function replay(trace: RoutingTrace, options: ReplayOptions): Promise<Replay> {
   const { shape } = trace;
@@ -72,16 +80,26 @@ export async function replay(trace: RoutingTrace, options: ReplayOptions): Promi
       { data: { option: 'warmUpTokens', tokens: shape.tokens } },
     );
   }
+  if (options.prefetch === true && uploads === undefined) {
+    throw new UsageError(
+      'prefetch (--prefetch) says which experts come first of all that might, and without uploads (--uploads) all come; give their number',
+      { data: { option: 'prefetch' } },
+    );
+  }
   const layers = Array.from({ length: shape.layers }, (_, layer) => layer);
   const stats = new ExpertStats(layers, shape.experts);
   const previous = new PreviousStep();
+  const prefetches = ({ policy }: ReplayCase) => options.prefetch === true && policy !== 'static';
   const warmUpUses = new Float64Array(shape.layers * shape.experts);
   let runs: readonly CaseRun[] = [];
   // What never changes needs to know the warm-up first.
   const begin = (changes: boolean) =>
     options.cases
       .filter(({ policy }) => (policy !== 'static') === changes)
-      .map((each) => new CaseRun(each, shape, options, changes ? undefined : warmUpUses));
+      .flatMap((each) => [
+        new CaseRun(each, shape, options, { uses: changes ? undefined : warmUpUses, prefetch: false }),
+        ...(prefetches(each) ? [new CaseRun(each, shape, options, { uses: undefined, prefetch: true })] : []),
+      ]);
   runs = begin(true);
   for await (const block of trace.blocks()) {
     for (let token = block.first; token < block.first + block.tokens; token++) {
@@ -90,19 +108,21 @@ export async function replay(trace: RoutingTrace, options: ReplayOptions): Promi
       for (const layer of layers) {
         const ids = block.ids(token, layer);
         stats.routed(layer, ids);
-        // The first token has none before it.
-        const accuracy = previous.observe(layer, ids);
-        if (token > 0) stats.predicted(layer, accuracy);
+        stats.foreseen(layer, previous.observe(layer, ids));
         if (!counted) for (const expert of ids) warmUpUses[layer * shape.experts + expert]++;
         for (const run of runs) run.layer(layer, ids, counted);
       }
       stats.endStep(1);
       for (const run of runs) run.endToken(counted);
+      options.onProgress?.({ tokensDone: token + 1, tokensTotal: shape.tokens });
     }
   }
-  const { busierHalfShare, entropyBits, entropyShare, predicted, predictedUsed } = totalOf(stats.snapshot());
-  const sharedWithPreviousToken = predicted === 0 ? 0 : predictedUsed / predicted;
-  const rows = options.cases.map((each) => (runs.find((run) => run.of === each) as CaseRun).row(options));
+  const { busierHalfShare, entropyBits, entropyShare, foreseen } = totalOf(stats.snapshot());
+  const sharedWithPreviousToken = foreseen.used === 0 ? 0 : foreseen.right / foreseen.used;
+  const rows = options.cases.map((each): ReplayRow => {
+    const [plain, prefetching] = runs.filter((run) => run.of === each) as [CaseRun, ...CaseRun[]];
+    return { ...plain.row(options), ...(prefetching && { prefetchingHitRate: prefetching.hitRate }) };
+  });
   return {
     shape,
     warmUpTokens,
@@ -119,13 +139,19 @@ class CaseRun {
   readonly #shape: TraceShape;
   readonly #cache: ExpertCache;
   readonly #uploads: number | undefined;
+  readonly #prefetch: Prefetch | undefined;
   #hits = 0;
   #picks = 0;
   #whole = 0;
   #layers = 0;
   #uploaded = 0;
 
-  constructor(of: ReplayCase, shape: TraceShape, options: ReplayOptions, uses: Float64Array | undefined) {
+  constructor(
+    of: ReplayCase,
+    shape: TraceShape,
+    options: ReplayOptions,
+    { uses, prefetch }: { readonly uses: Float64Array | undefined; readonly prefetch: boolean },
+  ) {
     const { pinShare, warmUpTokens, uploads } = options;
     const pin: Pinning | undefined =
       pinShare === undefined ? undefined : { afterTokens: Math.max(1, warmUpTokens), share: pinShare };
@@ -139,11 +165,17 @@ class CaseRun {
       uses: uses === undefined ? undefined : (layer, expert) => uses[layer * shape.experts + expert],
       pin,
     });
+    if (prefetch) this.#prefetch = new Prefetch(this.#cache, 'previous');
     for (const upload of this.#cache.fill()) this.#cache.commit(upload);
+  }
+
+  get hitRate(): number {
+    return this.#hits / this.#picks;
   }
 
   layer(layer: number, ids: Uint16Array, counted: boolean): void {
     const hits = this.#cache.touch(layer, ids);
+    this.#prefetch?.used(layer, ids);
     if (counted) {
       this.#hits += hits;
       this.#picks += ids.length;
@@ -157,6 +189,7 @@ class CaseRun {
   }
 
   endToken(counted: boolean): void {
+    this.#prefetch?.endStep();
     if (this.#uploads !== undefined) this.#upload(this.#uploads, counted);
     this.#cache.endStep();
   }
@@ -167,19 +200,24 @@ class CaseRun {
     return {
       ...this.of,
       share: this.of.slots / (layers * experts),
-      hitRate: this.#hits / this.#picks,
+      hitRate: this.hitRate,
       wholeShare: this.#whole / this.#layers,
       uploadsPerToken,
       bytesPerToken: expertBytes === undefined ? undefined : uploadsPerToken * expertBytes,
     };
   }
 
-  #upload(most: number, counted: boolean, held?: (layer: number, expert: number) => boolean): void {
+  #upload(most: number, counted: boolean, held?: HeldExpert): void {
     for (let done = 0; done < most; done++) {
-      const id: ExpertId | undefined = this.#cache.candidate(held);
-      if (id === undefined) return;
-      this.#cache.commit(this.#cache.begin(id, held) as Upload);
+      const upload = this.#prefetch?.begin() ?? this.#begin(held);
+      if (upload === undefined) return;
+      this.#cache.commit(upload);
       if (counted) this.#uploaded++;
     }
+  }
+
+  #begin(held: HeldExpert | undefined): Upload | undefined {
+    const id = this.#cache.candidate(held);
+    return id && this.#cache.begin(id, held);
   }
 }

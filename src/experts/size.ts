@@ -54,6 +54,33 @@ function parseSize(text: string): CacheSize | undefined {
   return bytes === undefined || bytes < 1 ? undefined : { kind: 'bytes', bytes };
 }
 
+/**
+ * Reads how many slots are to be pinned: a number of them (`64`), or a per cent (`25%`).
+ * @throws UsageError `usage` for anything else
+ */
+export function parsePins(text: string): CacheSize {
+  const size = parseSize(text);
+  if (size !== undefined && size.kind !== 'bytes') return size;
+  throw new UsageError(
+    `--expert-pin expects a number of slots (64) or a per cent of them (25%), found ${JSON.stringify(text)}`,
+    { data: { option: 'expertPin', found: text } },
+  );
+}
+
+/**
+ * Slots to be pinned, of so many.
+ * @throws UsageError `usage` when that is none, or more than there are
+ */
+export function pinsOf(size: CacheSize, slots: number): number {
+  const pins =
+    size.kind === 'percent' ? Math.floor((size.percent * slots) / 100) : size.kind === 'slots' ? size.slots : 0;
+  if (pins >= 1 && pins <= slots) return pins;
+  throw new UsageError(
+    `expertPin (--expert-pin): ${showSize(size)} of ${slots} slots are ${pins < 1 ? 'not one' : 'more than there are'}; ask for 1 to ${slots}`,
+    { data: { option: 'expertPin', slots } },
+  );
+}
+
 function notACache(text: string): UsageError {
   return new UsageError(
     `--expert-cache expects one of ${policyNames.join(', ')}, and after a colon slots in all (1536), a per cent of all ` +

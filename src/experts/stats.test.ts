@@ -11,7 +11,10 @@ test('what was counted is in the snapshot, which crosses a port', () => {
   stats.brought(3, { experts: 1, bytes: 1000, to: 'slots' });
   stats.brought(3, { experts: 2, bytes: 1500, to: 'run' });
   stats.waited(3, { roundTripMs: 0.25, passMs: 0.5, cpuMs: 1 });
-  stats.predicted(3, { predicted: 4, used: 3 });
+  stats.foreseen(3, { named: 4, used: 3, right: 2 });
+  // Of a step for which nothing was named nothing is counted.
+  stats.foreseen(3, { named: 0, used: 3, right: 0 });
+  stats.pinned(3, 2);
   stats.routed(5, [3, 2, 3, 2]);
   stats.endStep(2);
   stats.routed(3, [1, 0], { hits: 2, passed: 0 });
@@ -31,6 +34,7 @@ test('what was counted is in the snapshot, which crosses a port', () => {
     passed: 1,
     misses: 1,
     wholeSteps: 1,
+    stops: 2,
     uniqueExperts: 5,
     // Picks are 2, 3, 1 and 0: most has 3 where the mean has 1.5.
     load: 2,
@@ -41,8 +45,8 @@ test('what was counted is in the snapshot, which crosses a port', () => {
     uploadedBytes: 1000,
     passes: 2,
     passedBytes: 1500,
-    predicted: 4,
-    predictedUsed: 3,
+    foreseen: { named: 4, used: 3, right: 2 },
+    pinned: 2,
     wait: { roundTripMs: 0.5, passMs: 1, cpuMs: 1 },
   });
   assert.deepEqual([slotless.hits, slotless.misses, slotless.wholeSteps, slotless.uniqueExperts], [0, 0, 0, 4]);
@@ -60,7 +64,21 @@ test('entropy is that of the distribution: 0 for one expert, log2 for all alike'
 
 test('nothing counted is nothing, not NaN', () => {
   const snapshot = new ExpertStats([0], 8).snapshot();
-  for (const value of Object.values({ ...snapshot.layers[0], ...totalOf(snapshot), wait: 0 })) assert.equal(value, 0);
+  const { foreseen, wait, ...counts } = totalOf(snapshot);
+  for (const value of Object.values({ ...snapshot.layers[0], ...counts, ...foreseen, ...wait, foreseen: 0, wait: 0 })) {
+    assert.equal(value, 0);
+  }
+});
+
+test('what is pinned still is when counts begin anew, in prompts and steps alike', () => {
+  const stats = new RunStats([0, 1], 8);
+  stats.pinned(1, 3);
+  stats.reset();
+  for (const { layers } of Object.values(stats.snapshot()))
+    assert.deepEqual(
+      layers.map(({ pinned }) => pinned),
+      [0, 3],
+    );
 });
 
 test('a layer that nobody counts is an internal error', () => {

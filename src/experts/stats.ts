@@ -4,6 +4,7 @@
  */
 
 import { InternalError } from '../errors.ts';
+import type { Accuracy } from './predict.ts';
 import type { Brought, ExpertWatcher, Found, LayerWait, RunMode } from './watch.ts';
 
 export type { LayerWait } from './watch.ts';
@@ -20,8 +21,10 @@ export interface LayerSnapshot {
   readonly passed: number;
   /** Computed elsewhere. */
   readonly misses: number;
-  /** Steps in which every expert lay in a slot. */
+  /** Steps in which every expert that was picked lay in a slot. */
   readonly wholeSteps: number;
+  /** Steps in which the device waited for the host: all but those in which all of the layer's experts lay in slots. */
+  readonly stops: number;
   /** Different experts, summed over steps: what a step reads, however many rows share it. */
   readonly uniqueExperts: number;
   /** Picks of the expert with most, over those of the mean one; 1: all alike. */
@@ -38,9 +41,13 @@ export interface LayerSnapshot {
   /** Experts brought for a run alone. */
   readonly passes: number;
   readonly passedBytes: number;
-  /** Experts that were foreseen, and how many of these the layer then used. */
-  readonly predicted: number;
-  readonly predictedUsed: number;
+  /**
+   * Of steps for which experts were foreseen: different ones, summed over steps, that were named, that were used, and that were
+   * both. `right` over `used` is the recall.
+   */
+  readonly foreseen: Accuracy;
+  /** Experts that keep their slots for good. */
+  readonly pinned: number;
   /** Sums. */
   readonly wait: LayerWait;
 }
@@ -65,13 +72,16 @@ interface LayerCounters {
   passed: number;
   misses: number;
   wholeSteps: number;
+  stops: number;
   uniqueExperts: number;
   uploads: number;
   uploadedBytes: number;
   passes: number;
   passedBytes: number;
-  predicted: number;
-  predictedUsed: number;
+  named: number;
+  usedThen: number;
+  right: number;
+  pinned: number;
   roundTripMs: number;
   passMs: number;
   cpuMs: number;
@@ -123,15 +133,23 @@ export class ExpertStats {
     }
   }
 
-  /** Of a predictor's experts for a layer so many were used. */
-  predicted(layer: number, { predicted, used }: { readonly predicted: number; readonly used: number }): void {
+  /** How well a layer's step was foreseen, if anything was named for it. */
+  foreseen(layer: number, { named, used, right }: Accuracy): void {
+    if (named === 0) return;
     const counters = this.#of(layer);
-    counters.predicted += predicted;
-    counters.predictedUsed += used;
+    counters.named += named;
+    counters.usedThen += used;
+    counters.right += right;
+  }
+
+  /** So many of a layer's experts keep their slots for good. */
+  pinned(layer: number, experts: number): void {
+    this.#of(layer).pinned = experts;
   }
 
   waited(layer: number, { roundTripMs, passMs, cpuMs }: LayerWait): void {
     const counters = this.#of(layer);
+    counters.stops++;
     counters.roundTripMs += roundTripMs;
     counters.passMs += passMs;
     counters.cpuMs += cpuMs;
@@ -166,6 +184,8 @@ export type RunStatsSnapshot = Readonly<Record<RunMode, ExpertStatsSnapshot>>;
 export class RunStats implements ExpertWatcher {
   readonly #make: () => ExpertStats;
   #stats: Readonly<Record<RunMode, ExpertStats>>;
+  /** Experts pinned, by layer. */
+  readonly #pinned = new Map<number, number>();
   #mode: RunMode = 'prompt';
   #rows = 0;
 
@@ -192,6 +212,15 @@ export class RunStats implements ExpertWatcher {
     this.#stats[this.#mode].brought(layer, brought);
   }
 
+  foreseen(layer: number, accuracy: Accuracy): void {
+    this.#stats[this.#mode].foreseen(layer, accuracy);
+  }
+
+  pinned(layer: number, experts: number): void {
+    this.#pinned.set(layer, experts);
+    this.#tellPins();
+  }
+
   ended(): void {
     this.#stats[this.#mode].endStep(this.#rows);
   }
@@ -200,9 +229,16 @@ export class RunStats implements ExpertWatcher {
     return { prompt: this.#stats.prompt.snapshot(), step: this.#stats.step.snapshot() };
   }
 
-  /** Begins anew. */
+  /** Begins anew; what is pinned still is. */
   reset(): void {
     this.#stats = { prompt: this.#make(), step: this.#make() };
+    this.#tellPins();
+  }
+
+  #tellPins(): void {
+    for (const stats of Object.values(this.#stats)) {
+      for (const [layer, experts] of this.#pinned) stats.pinned(layer, experts);
+    }
   }
 }
 
@@ -216,13 +252,16 @@ function countersOf(layer: number, experts: number): LayerCounters {
     passed: 0,
     misses: 0,
     wholeSteps: 0,
+    stops: 0,
     uniqueExperts: 0,
     uploads: 0,
     uploadedBytes: 0,
     passes: 0,
     passedBytes: 0,
-    predicted: 0,
-    predictedUsed: 0,
+    named: 0,
+    usedThen: 0,
+    right: 0,
+    pinned: 0,
     roundTripMs: 0,
     passMs: 0,
     cpuMs: 0,
@@ -230,7 +269,7 @@ function countersOf(layer: number, experts: number): LayerCounters {
 }
 
 function layerSnapshot({ picks, ...counters }: LayerCounters): LayerSnapshot {
-  const { roundTripMs, passMs, cpuMs, pickedAt: _, ...counted } = counters;
+  const { roundTripMs, passMs, cpuMs, named, usedThen, right, pickedAt: _, ...counted } = counters;
   const all = picks.reduce((sum, count) => sum + count, 0);
   const entropyBits = entropyOf(picks);
   return {
@@ -240,6 +279,7 @@ function layerSnapshot({ picks, ...counters }: LayerCounters): LayerSnapshot {
     busierHalfShare: busierHalf(picks),
     entropyBits,
     entropyShare: picks.length > 1 ? entropyBits / Math.log2(picks.length) : 0,
+    foreseen: { named, used: usedThen, right },
     wait: { roundTripMs, passMs, cpuMs },
   };
 }
@@ -277,6 +317,7 @@ export function totalOf({ layers }: ExpertStatsSnapshot): Omit<LayerSnapshot, 'l
     passed: sum(({ passed }) => passed),
     misses: sum(({ misses }) => misses),
     wholeSteps: sum(({ wholeSteps }) => wholeSteps),
+    stops: sum(({ stops }) => stops),
     uniqueExperts: sum(({ uniqueExperts }) => uniqueExperts),
     load: mean(({ load }) => load),
     busierHalfShare: mean(({ busierHalfShare }) => busierHalfShare),
@@ -286,8 +327,12 @@ export function totalOf({ layers }: ExpertStatsSnapshot): Omit<LayerSnapshot, 'l
     uploadedBytes: sum(({ uploadedBytes }) => uploadedBytes),
     passes: sum(({ passes }) => passes),
     passedBytes: sum(({ passedBytes }) => passedBytes),
-    predicted: sum(({ predicted }) => predicted),
-    predictedUsed: sum(({ predictedUsed }) => predictedUsed),
+    foreseen: {
+      named: sum(({ foreseen }) => foreseen.named),
+      used: sum(({ foreseen }) => foreseen.used),
+      right: sum(({ foreseen }) => foreseen.right),
+    },
+    pinned: sum(({ pinned }) => pinned),
     wait: {
       roundTripMs: sum(({ wait }) => wait.roundTripMs),
       passMs: sum(({ wait }) => wait.passMs),

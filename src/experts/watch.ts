@@ -1,5 +1,7 @@
 /** What a run of the model says of its experts while it runs, to whoever wants to know: statistics, a trace being recorded. */
 
+import type { Accuracy } from './predict.ts';
+
 /** `prompt`: rows of a prompt; `step`: decoded tokens. */
 export type RunMode = 'prompt' | 'step';
 
@@ -44,6 +46,10 @@ export interface ExpertWatcher {
   routed(layer: number, ids: ArrayLike<number>, found?: Found): void;
   waited(layer: number, wait: LayerWait): void;
   brought(layer: number, brought: Brought): void;
+  /** How well the experts of a layer's run were foreseen, where a predictor names them. */
+  foreseen(layer: number, accuracy: Accuracy): void;
+  /** So many of a layer's experts keep their slots from now on. Told once a layer. */
+  pinned(layer: number, experts: number): void;
   ended(): void;
 }
 
@@ -58,6 +64,8 @@ export function watchedBy(watchers: readonly ExpertWatcher[]): ExpertWatcher | u
     routed: (layer, ids, found) => tell((watcher) => watcher.routed(layer, ids, found)),
     waited: (layer, wait) => tell((watcher) => watcher.waited(layer, wait)),
     brought: (layer, brought) => tell((watcher) => watcher.brought(layer, brought)),
+    foreseen: (layer, accuracy) => tell((watcher) => watcher.foreseen(layer, accuracy)),
+    pinned: (layer, experts) => tell((watcher) => watcher.pinned(layer, experts)),
     ended: () => tell((watcher) => watcher.ended()),
   };
 }

@@ -211,17 +211,71 @@ describe('a plan', () => {
     assert.equal(JSON.parse(JSON.stringify(plan)).experts.slots, experts.slots);
   });
 
-  test('splits nothing where all experts were to have a slot: no layer then waits for the CPU', async () => {
+  test('splits nothing where all experts were to have a slot, or all fit: no layer then waits for the CPU', async () => {
     const glm = await family('glm4moe');
-    const asked = (expertCache: string) => planFor(glm, onGpu({ expertCache }));
-    for (const all of ['slru:100%', 'lfu:1000', 'static:1GiB']) {
-      assert.deepEqual(
-        [asked(all).experts, asked(all).parts.length, asked(all).reproducible],
-        [undefined, 1, true],
-        all,
-      );
+    const asked = (expertCache: string, more?: DeviceOptions) => planFor(glm, onGpu({ expertCache, ...more }));
+    const ample = { gpuMemoryBytes: GIB };
+    for (const [all, more] of [
+      ['slru:100%', {}],
+      ['lfu:1000', {}],
+      ['static:1GiB', {}],
+      ['slru', {}],
+      ['static', { gpuLayers: 3 }],
+      ['lfu', ample],
+      ['slru', { ...ample, gpuLayers: 3 }],
+    ] as const) {
+      const { experts, parts, reproducible } = asked(all, more);
+      assert.deepEqual([experts, parts.length, reproducible], [undefined, 1, true], all);
     }
     assert.equal(asked('lfu:99%').parts.length, 2);
+    assert.equal(asked('lfu:99%', ample).parts.length, 2);
+    const large8 = { device: 'gpu', adapter, memoryBytes: 64 * GIB, gpuMemoryBytes: 8 * GIB } as const;
+    const lfu = planFor(large, { ...large8, expertCache: 'lfu' }).experts;
+    assert.deepEqual([lfu?.policy, lfu?.layers.length], ['lfu', 48]);
+    assert.ok((lfu?.slots ?? 0) > 2000);
+  });
+
+  test('in little memory has the layers without all of their experts, as many as fit, and says why', () => {
+    const little = (gpuMemoryBytes: number, more: DeviceOptions = {}) =>
+      planFor(large, { device: 'gpu', adapter, memoryBytes: 64 * GIB, context: 512, gpuMemoryBytes, ...more });
+    let before = 0;
+    for (const [bytes, whole] of [
+      [0.5e9, 'not one fits'],
+      [0.75e9, 'only 1 layer would fit'],
+    ] as const) {
+      const made = little(bytes);
+      const [gpu, cpu] = made.parts;
+      assert.ok(gpu !== undefined && cpu !== undefined);
+      assert.ok(gpu.end > 2 && gpu.end < 48 && gpu.end > before, `${gpu.end} layers`);
+      before = gpu.end;
+      assert.ok(gpu.bytes.total <= bytes);
+      assert.deepEqual([gpu.split?.length, cpu.experts?.length], [gpu.end, gpu.end]);
+      assert.match(
+        explain(made).replaceAll(/\s+/g, ' '),
+        new RegExp(` layers on the GPU: as many as fit without all of their experts, since ${whole} with them: `),
+      );
+      // One layer more would not fit.
+      assert.throws(() => little(bytes, { gpuLayers: gpu.end + 1, cpuMoe: true }), OutOfMemoryError);
+    }
+    // All layers with some of their experts need no excuse.
+    assert.equal(little(8 * GIB).layersReason, undefined);
+  });
+
+  test('says how many layers never leave the GPU', async () => {
+    const glm = await family('glm4moe');
+    const experts = 8;
+    const uses = (...hot: readonly number[]) => [0, 1].map((layer) => new Float64Array(experts).fill(hot[layer]));
+    for (const [more, said] of [
+      [{ cpuMoe: true }, '0 of its 2 layers with experts never leave the GPU'],
+      [{ cpuMoe: 2 }, '1 of its 2 layers with experts never leave the GPU (2)'],
+      [{ expertCache: 'static:50%' }, '0 of its 2 layers with experts never leave the GPU'],
+      [{ expertCache: 'static:60%', expertUses: uses(1, 2) }, '1 of its 2 layers with experts never leave the GPU (2)'],
+      // What may leave is not there for good.
+      [{ expertCache: 'lfu:60%', expertUses: uses(1, 2) }, '0 of its 2 layers with experts never leave the GPU'],
+    ] as const) {
+      const plan = planFor(glm, onGpu(more));
+      assert.ok(explain(plan).replaceAll(/\s+/g, ' ').includes(said), JSON.stringify(more));
+    }
   });
 
   test('has its experts where they were asked for', async () => {
@@ -232,8 +286,6 @@ describe('a plan', () => {
     assert.deepEqual([split({ cpuMoe: true })?.layers, split({ cpuMoe: true })?.slots], [moeLayers, 0]);
     assert.deepEqual(split({ cpuMoe: 2 })?.layers, [1]);
     assert.deepEqual(split({ cpuMoe: 99 })?.layers, moeLayers);
-    // The first layer has none.
-    assert.equal(split({ cpuMoe: 1 }), undefined);
     assert.deepEqual(split({ gpuLayers: 2, expertCache: 'lfu:3' })?.layers, [1]);
     assert.deepEqual(split({ gpuLayers: 2, expertCache: 'lfu:3' })?.slots, 3);
     const whole = planFor(glm, onGpu({}));
@@ -269,6 +321,36 @@ describe('a plan', () => {
   });
 });
 
+describe('slots', () => {
+  test('say what comes to them first and what stays, where that was asked for', async () => {
+    const glm = await family('glm4moe');
+    const said = (more: DeviceOptions) => {
+      const plan = planFor(glm, onGpu({ expertCache: 'lfu:8', ...more }));
+      assert.ok(plan.experts !== undefined);
+      return { ...plan.experts, text: explain(plan).replaceAll(/\s+/g, ' ') };
+    };
+    for (const off of [{}, { expertPrefetch: 'off' }] as const) {
+      assert.deepEqual([said(off).prefetch, said(off).pins], ['off', 0]);
+      assert.doesNotMatch(said(off).text, /come first|kept for good/);
+    }
+    assert.match(said({ expertPrefetch: 'previous' }).text, / first that a layer used in the step before /);
+    assert.match(
+      said({ expertPrefetch: 'gate' }).text,
+      / first that a layer's router names on what the layer before it leaves /,
+    );
+    for (const [expertPin, pins] of [
+      ['1', 1],
+      ['8', 8],
+      ['25%', 2],
+      ['100%', 8],
+    ] as const) {
+      const { text, ...made } = said({ expertPin });
+      assert.equal(made.pins, pins);
+      assert.match(text, new RegExp(` ${pins} slots? kept for good `));
+    }
+  });
+});
+
 describe('before loading is refused', () => {
   const refused = (model: Model, more: DeviceOptions, message: RegExp, option: string) =>
     assert.throws(
@@ -299,6 +381,43 @@ describe('before loading is refused', () => {
       refused(dense, { device: 'gpu', ...options }, none, option);
       refused(glm, { gpuLayers: 1, ...options }, /none of its layers with experts is on the GPU; leave it out/, option);
     }
+    const dry =
+      /^cpuMoe \(--n-cpu-moe\) leaves the experts of the first 1 layer to the CPU, and it has none: .* layer 1; give it at least 2$/;
+    refused(glm, { device: 'gpu', cpuMoe: 1 }, dry, 'cpuMoe');
+  });
+
+  test('what is said of slots, where there is nothing to be said', async () => {
+    const glm = await family('glm4moe');
+    const gpu = { device: 'gpu', expertCache: 'lfu:8' } as const;
+    for (const [asked, option, flag] of [
+      [{ expertPrefetch: 'previous' }, 'expertPrefetch', '--expert-prefetch'],
+      [{ expertPrefetch: 'gate' }, 'expertPrefetch', '--expert-prefetch'],
+      [{ expertPin: '25%' }, 'expertPin', '--expert-pin'],
+    ] as const) {
+      const says = (why: string) => new RegExp(`^${option} \\(${flag}\\): ${why}`);
+      refused(glm, { device: 'gpu', ...asked }, says('of use only where experts are split'), option);
+      refused(glm, { device: 'cpu', ...asked }, says('of use only where experts are split'), option);
+      refused(glm, { device: 'gpu', cpuMoe: true, ...asked }, says('no expert has a slot on the GPU'), option);
+      refused(glm, { ...gpu, expertCache: 'static:8', ...asked }, says('what lies in static slots stays'), option);
+      planFor(glm, onGpu({ ...gpu, ...asked }));
+    }
+    // Only one layer with experts is on the GPU.
+    refused(
+      glm,
+      { ...gpu, expertCache: 'lfu:3', gpuLayers: 2, expertPrefetch: 'gate' },
+      /none whose router can be asked ahead/,
+      'expertPrefetch',
+    );
+    planFor(glm, onGpu({ ...gpu, expertCache: 'lfu:3', gpuLayers: 2, expertPrefetch: 'previous' }));
+    for (const [expertPin, why] of [
+      ['9', /9 slots of 8 slots are more than there are; ask for 1 to 8$/],
+      ['1%', /1% of 8 slots are not one/],
+      ['0', /^--expert-pin expects a number of slots \(64\) or a per cent of them \(25%\), found "0"$/],
+      ['1GiB', /^--expert-pin expects/],
+      ['101%', /^--expert-pin expects/],
+    ] as const) {
+      refused(glm, { ...gpu, expertPin }, why, 'expertPin');
+    }
   });
 
   test('a size that does not read, or that is not even one expert', async () => {
@@ -321,13 +440,12 @@ describe('before loading is refused', () => {
       }
       return 'fits';
     };
-    for (const gpuLayers of ['auto', 3] as const) {
-      const gpuMemoryBytes = gpuLayers === 'auto' ? 5e8 : 1e9;
-      const tight = { gpuLayers, gpuMemoryBytes };
-      assert.match(fault(tight), /, leave experts to the CPU \(--cpu-moe\), or /);
-      assert.equal(fault({ ...tight, cpuMoe: true }), 'fits');
-      assert.match(fault({ ...tight, gpuMemoryBytes: 1, cpuMoe: true }), /use a shorter context, or /);
-    }
+    const tight = { gpuLayers: 3, gpuMemoryBytes: 1e9 };
+    assert.match(fault(tight), /, leave experts to the CPU \(--cpu-moe\), or /);
+    assert.equal(fault({ ...tight, cpuMoe: true }), 'fits');
+    assert.match(fault({ ...tight, gpuMemoryBytes: 1, cpuMoe: true }), /use a shorter context, or /);
+    // `auto` leaves them there by itself.
+    assert.match(fault({ gpuMemoryBytes: 1 }), /does not fit on the GPU/);
   });
 
   test('a cache larger than the memory it is to lie in', () => {

@@ -3,17 +3,29 @@
  * out over slabs, each of layers whose experts are alike and small enough to be bound at once.
  */
 
+import { foreseenAfter } from '../backend/gpu/foresee.ts';
+import { fuse } from '../backend/gpu/fuse.ts';
 import { deviceBytes } from '../backend/gpu/layout.ts';
 import { EXPERT_PARTS, expertName, type Slab, slabWeights } from '../backend/gpu/slab.ts';
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import { InternalError, UsageError } from '../errors.ts';
+import { ExpertCache } from '../experts/cache.ts';
 import type { PolicyName } from '../experts/policies.ts';
-import { type CacheSize, cacheStatus, parseExpertCache, recommendedSlots, slotsOfSize } from '../experts/size.ts';
+import {
+  type CacheSize,
+  cacheStatus,
+  parseExpertCache,
+  parsePins,
+  pinsOf,
+  recommendedSlots,
+  slotsOfSize,
+} from '../experts/size.ts';
 import type { ModelSpec, MoeSpec } from '../model/spec.ts';
 import type { Weights } from '../model/weights.ts';
 import { expertOption } from './devices.ts';
 import type { PlanRequest } from './placer.ts';
 import type { Plan, PlannedExperts } from './plan.ts';
+import { showPlural } from './show.ts';
 
 /** Slots of a slab that experts of a prompt pass through: enough that the device is busy while the next ones come. */
 const PASSING = 32;
@@ -67,7 +79,15 @@ export function expertChoice(request: PlanRequest, count: number): ExpertChoice 
     return holdsAll(request, choice) ? undefined : choice;
   }
   const own = cpuMoe === true ? layers : layers.filter((layer) => layer < (cpuMoe as number));
-  return own.length === 0 ? undefined : { layers: own, policy: 'static', size: 'none' };
+  if (own.length === 0) {
+    const first = layers[0] as number;
+    throw new UsageError(
+      `cpuMoe (--n-cpu-moe) leaves the experts of the first ${showPlural(cpuMoe as number, 'layer')} to the CPU, and ` +
+        `${cpuMoe === 1 ? 'it has' : 'they have'} none: the first layer with experts is layer ${first}; give it at least ${first + 1}`,
+      { data: { option: 'cpuMoe', first } },
+    );
+  }
+  return { layers: own, policy: 'static', size: 'none' };
 }
 
 /** Whether a size was asked for that all experts fit into: then no layer need ever stop for the CPU. */
@@ -128,7 +148,8 @@ export function planExperts(
   },
 ): PlannedExperts {
   const { request, promptRows, budget, largest } = given;
-  const { spec, weights } = request;
+  const { spec, weights, options } = request;
+  const { expertPrefetch, expertPin } = options;
   const { experts, used } = moeOf(spec, layers);
   const groups = alike(layers, weights);
   // Rounded once for all, and down: no group gets more than its part of what was asked for.
@@ -143,19 +164,44 @@ export function planExperts(
   const slots = slabs.reduce((sum, slab) => sum + slab.slots, 0);
   const recommended = recommendedSlots({ layers: layers.length, experts, used });
   const passes = policy === 'static' && slots > 0 ? 'all' : 'balanced';
+  const whole = policy === 'static' ? wholeOf({ slabs, experts, uses: usesOf(request) }) : [];
   return {
     layers,
     policy,
     slabs,
     slots,
+    whole,
     experts: layers.length * experts,
     recommended,
     status: cacheStatus({ slots, recommended, asked: size === undefined ? recommended : total }),
-    first: request.options.expertUses === undefined ? 'evenly' : 'most used',
+    first: options.expertUses === undefined ? 'evenly' : 'most used',
     uploads: policy === 'static' ? 0 : UPLOADS,
+    prefetch: policy === 'static' || slots === 0 ? 'off' : (expertPrefetch ?? 'off'),
+    pins: policy === 'static' || slots === 0 || expertPin === undefined ? 0 : pinsOf(parsePins(expertPin), slots),
     passes,
     hostPairs: Math.max(MAX_STEP_ROWS * used, passes === 'all' ? 0 : Math.min(promptRows * used, HOST_PAIRS)),
   };
+}
+
+/** Layers all of whose experts the first fill brings to slots. */
+function wholeOf(given: {
+  readonly slabs: readonly Slab[];
+  readonly experts: number;
+  readonly uses: ((layer: number, expert: number) => number) | undefined;
+}): readonly number[] {
+  const { slabs, experts, uses } = given;
+  const groups = slabs.filter(({ slots }) => slots >= experts);
+  const first = new ExpertCache({ policy: 'static', experts, groups, uses });
+  for (const upload of first.fill()) first.commit(upload);
+  return groups.flatMap(({ layers }) => layers).filter((layer) => first.table(layer)?.every((slot) => slot >= 0));
+}
+
+/** How often experts were used, as far as that is known. */
+function usesOf({ options, spec }: PlanRequest): ((layer: number, expert: number) => number) | undefined {
+  const { expertUses: uses } = options;
+  if (uses === undefined) return undefined;
+  const layers = spec.layers.flatMap(({ feedForward }, layer) => (feedForward.kind === 'moe' ? [layer] : []));
+  return (layer, expert) => uses[layers.indexOf(layer)]?.[expert] ?? 0;
 }
 
 /**
@@ -184,10 +230,56 @@ function slabsFor(
 }
 
 /**
+ * That what is said of slots has any to be said of.
+ * @throws UsageError `usage`
+ */
+export function checkSlots(request: PlanRequest, made: Plan): void {
+  checkUses(request, made);
+  const { expertPrefetch, expertPin } = request.options;
+  const { experts, deviceReason } = made;
+  const asked = [
+    ...(expertPrefetch === undefined || expertPrefetch === 'off'
+      ? []
+      : [{ option: 'expertPrefetch', flag: '--expert-prefetch' }]),
+    ...(expertPin === undefined ? [] : [{ option: 'expertPin', flag: '--expert-pin' }]),
+  ];
+  // Where `auto` has found no GPU for it, that is said already.
+  if (deviceReason !== undefined) return;
+  for (const { option, flag } of asked) {
+    const why = whyNoSlots(experts);
+    if (why !== undefined) throw new UsageError(`${option} (${flag}): ${why}`, { data: { option } });
+  }
+  if (experts?.prefetch === 'gate' && !canForesee(request, experts.layers)) {
+    throw new UsageError(
+      'expertPrefetch (--expert-prefetch): of the layers whose experts are split there is none whose router can be asked ahead (gate); use previous',
+      { data: { option: 'expertPrefetch' } },
+    );
+  }
+}
+
+/** Why there is nothing to be said of what goes to slots and what stays there. */
+function whyNoSlots(experts: PlannedExperts | undefined): string | undefined {
+  if (experts === undefined) {
+    return 'of use only where experts are split between GPU and CPU; leave it out, or split them (--expert-cache)';
+  }
+  if (experts.slots === 0) return 'no expert has a slot on the GPU; leave it out, or give it some (--expert-cache)';
+  if (experts.policy !== 'static') return undefined;
+  return 'what lies in static slots stays there anyway; leave it out, or take another policy (--expert-cache)';
+}
+
+function canForesee({ graph }: PlanRequest, split: readonly number[]): boolean {
+  const fused = fuse(graph);
+  return fused.operations.some((operation) => {
+    const next = operation.kind === 'moe' ? foreseenAfter(fused, operation) : undefined;
+    return next !== undefined && split.includes(operation.layer) && split.includes(next.layer);
+  });
+}
+
+/**
  * That what is said of how often experts are used is of this model's experts, and of use.
  * @throws UsageError `usage`
  */
-export function checkUses({ options, spec }: PlanRequest, made: Plan): void {
+function checkUses({ options, spec }: PlanRequest, made: Plan): void {
   const { expertUses: uses } = options;
   if (uses === undefined) return;
   const refuse = (why: string) =>

@@ -1,7 +1,7 @@
 /** A plan in words: what `conclave plan` prints. Reads the plan and nothing else, and decides nothing. */
 
 import { runsLayers } from '../model/part-graphs.ts';
-import type { Plan, PlannedBuffer, PlannedOperation, PlannedWeight } from './plan.ts';
+import type { Plan, PlannedBuffer, PlannedExperts, PlannedOperation, PlannedWeight } from './plan.ts';
 import { showBytes, showCount, showPlural, showRanges, wrap } from './show.ts';
 
 const WIDTH = 96;
@@ -46,7 +46,7 @@ function summary(plan: Plan): Row[] {
 
 /** A row for each device, and one that says why it is not the one that was hoped for. */
 function devices(plan: Plan): Row[] {
-  const { parts, threads, adapter, deviceReason } = plan;
+  const { parts, threads, adapter, deviceReason, layersReason } = plan;
   const rows = parts.map(({ device, first, end, features, experts: computed }, index): Row => {
     const name = device === 'gpu' && adapter !== undefined ? `gpu (${adapter})` : device;
     const own = device === 'cpu' ? [showPlural(threads, 'thread'), ...features] : features;
@@ -68,13 +68,18 @@ function devices(plan: Plan): Row[] {
     const said = [name, ...checks, ...own].join(', ');
     return [index === 0 ? 'device' : '', parts.length === 1 ? said : `${layers.join(', ')}: ${said}`];
   });
-  return deviceReason === undefined ? rows : [...rows, ['', `auto was asked for, but ${deviceReason}`]];
+  return [
+    ...rows,
+    ...(layersReason === undefined ? [] : [['', `layers on the GPU: ${layersReason}`]]),
+    ...(deviceReason === undefined ? [] : [['', `auto was asked for, but ${deviceReason}`]]),
+  ];
 }
 
 /** How experts are split: those of the GPU, and where there are any the others. */
-function experts({ experts: split }: Plan): Row[] {
+function experts(plan: Plan): Row[] {
+  const { experts: split } = plan;
   if (split === undefined) return [];
-  const { layers, policy, slots, experts: all, recommended, status, first, uploads, passes } = split;
+  const { layers, policy, slots, experts: all, recommended, status, first, uploads, passes, prefetch, pins } = split;
   const share = Math.round((slots / all) * 100);
   const begin = first === 'evenly' ? 'as many of each layer' : 'the most used';
   const change = uploads > 0 ? `at first ${begin}, at most ${showCount(uploads)} brought there a step` : begin;
@@ -87,8 +92,28 @@ function experts({ experts: split }: Plan): Row[] {
     passes === 'all'
       ? `of a prompt all ${slots === 0 ? '' : 'others '}pass through the GPU`
       : 'of a prompt those of most rows pass through the GPU, as many as are copied while the CPU computes the rest';
-  const rows: Row[] = [['experts', `${held}${verdict}`]];
-  return slots === all ? rows : [...rows, ['', `${slots === 0 ? 'all' : 'the others'} on the CPU; ${prompts}`]];
+  return [
+    ['experts', `${held}${verdict}`],
+    ...(slots === all ? [] : [['', `${slots === 0 ? 'all' : 'the others'} on the CPU; ${prompts}`]]),
+    ...(prefetch === 'off' ? [] : [['', `of what is brought there those come first that ${foreseenBy[prefetch]}`]]),
+    ...(pins === 0
+      ? []
+      : [['', `${showPlural(pins, 'slot')} kept for good by the experts used most in the first tokens`]]),
+    ['', neverLeaving(plan, split)],
+  ];
+}
+
+const foreseenBy = {
+  previous: 'a layer used in the step before',
+  gate: "a layer's router names on what the layer before it leaves",
+} as const;
+
+/** How many layers a run does not stop in. */
+function neverLeaving({ operations }: Plan, { layers: split, whole }: PlannedExperts): string {
+  const layers = operations.flatMap(({ kind, layer, device }) => (kind === 'moe' && device === 'gpu' ? [layer] : []));
+  const never = layers.filter((layer) => whole.includes(layer) || !split.includes(layer));
+  const which = never.length === 0 ? '' : ` (${showRanges(never)})`;
+  return `${showCount(never.length)} of its ${showPlural(layers.length, 'layer')} with experts never leave the GPU${which}`;
 }
 
 function memory(plan: Plan): string[] {

@@ -5,9 +5,10 @@ import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import { OutOfMemoryError, Refusal } from '../errors.ts';
 import type { Graph } from '../model/graph.ts';
 import type { Weights } from '../model/weights.ts';
-import { chooseContext, doesNotFit } from './context.ts';
+import { chooseContext } from './context.ts';
 import { adapterNumber, gpuUse, placementFor, reasonOf } from './devices.ts';
-import { checkUses, type ExpertChoice, expertChoice, planExperts } from './experts.ts';
+import { checkSlots, type ExpertChoice } from './experts.ts';
+import { sharedWith, whatGpuTakes } from './fit.ts';
 import {
   type Chosen,
   type Cut,
@@ -16,14 +17,11 @@ import {
   type Part,
   partsOf,
   placePart,
-  type Shared,
-  sharedBy,
   weightNamesOf,
   weightsOf,
 } from './parts.ts';
 import { hopedContext, type Placed, type PlanRequest, pagesFor } from './placer.ts';
 import { arenaLimit } from './placers/cpu.ts';
-import { bindsAtOnce } from './placers/gpu.ts';
 import type { Plan } from './plan.ts';
 
 export type { Cut } from './parts.ts';
@@ -36,6 +34,8 @@ export interface Placing {
   readonly reason?: string;
   /** How experts are split of the layers that the cuts say. */
   readonly experts?: ExpertChoice;
+  /** Why the GPU has these layers and experts, where that is not what was asked for, and not all. */
+  readonly layersReason?: string;
 }
 
 /**
@@ -44,7 +44,7 @@ export interface Placing {
  */
 export function plan(request: PlanRequest): Plan {
   const made = planDevices(request);
-  checkUses(request, made);
+  checkSlots(request, made);
   return made;
 }
 
@@ -54,24 +54,23 @@ function planDevices(request: PlanRequest): Plan {
   const layers = spec.layers.length;
   if (device !== 'gpu') return planParts(request, [{ device, end: layers }], { reason });
   try {
-    const placed = gpuLayers === 'auto' ? whatFits(request) : asAsked(request, gpuLayers);
-    return planParts(request, cutsFor(placed.count, layers, placed.experts?.layers), placed);
+    const taken = whatGpuTakes(request, gpuLayers);
+    return planParts(request, cutsFor(taken.count, layers, taken.experts?.layers), taken);
   } catch (error) {
     if (gpuUse(options) !== 'auto' || !(error instanceof Refusal || error instanceof OutOfMemoryError)) throw error;
     return planParts(request, [{ device: 'cpu', end: layers }], { reason: reasonOf(error) });
   }
 }
 
-/** So many layers on the GPU, with the experts that were asked for. */
-function asAsked(request: PlanRequest, count: number): { readonly count: number; readonly experts?: ExpertChoice } {
-  return { count, experts: expertChoice(request, count) };
-}
-
 /**
  * The plan of a model cut between devices, in the order of its layers; no device has two parts.
  * @throws as {@link plan}
  */
-export function planParts(request: PlanRequest, cuts: readonly Cut[], { reason, experts }: Placing = {}): Plan {
+export function planParts(
+  request: PlanRequest,
+  cuts: readonly Cut[],
+  { reason, experts, layersReason }: Placing = {},
+): Plan {
   const { spec, options, platform } = request;
   const parts = partsOf(request, cuts);
   const shared = sharedWith(request, parts, experts);
@@ -89,6 +88,7 @@ export function planParts(request: PlanRequest, cuts: readonly Cut[], { reason, 
     architecture: spec.architecture,
     device: main.device,
     deviceReason: reason,
+    layersReason,
     parts: parts.map(({ device, first, end, split, experts: computed, features, memoryBytes }, index) => ({
       device,
       first,
@@ -148,72 +148,6 @@ const programs = new WeakMap<Plan, readonly unknown[]>();
 /** The backends' programs that placing made for a plan's parts, so that they need not be made again. */
 export function programsOf(plan: Plan): readonly unknown[] | undefined {
   return programs.get(plan);
-}
-
-/** What all parts share, the slots of split experts among it: as many as were asked for, or as the GPU's memory has left. */
-function sharedWith(request: PlanRequest, parts: readonly Part[], split: ExpertChoice | undefined): Shared {
-  const shared = sharedBy(request, parts);
-  if (split === undefined) return shared;
-  const given = { request, promptRows: shared.promptRows, largest: bindsAtOnce(request) };
-  const [part] = parts as [Part];
-  const { memoryBytes } = part;
-  if (split.size !== undefined || memoryBytes === undefined) {
-    return { ...shared, experts: planExperts(split, { ...given, budget: Number.POSITIVE_INFINITY }) };
-  }
-  // More slots may take more slabs, and these have a part that is no cache: what is too much is taken from the budget again.
-  let budget = memoryBytes;
-  for (;;) {
-    const tried = { ...shared, experts: planExperts(split, { ...given, budget }) };
-    const over = placePart(part, tried, chooseRows(part, tried), hopedContext(request)).total - memoryBytes;
-    if (over <= 0 || budget === 0) return tried;
-    budget = Math.max(0, budget - over);
-  }
-}
-
-/**
- * What the GPU takes, in its memory as far as a budget says how much that is, and in what it binds at once: all layers with all
- * of their experts; else, of a model with experts, all layers with some of them; else the most layers, from the first on.
- * @throws OutOfMemoryError `out_of_memory` when it is not even one layer
- */
-function whatFits(request: PlanRequest): { readonly count: number; readonly experts?: ExpertChoice } {
-  const layers = request.spec.layers.length;
-  let failure: OutOfMemoryError | undefined;
-  const fits = (count: number, experts?: ExpertChoice): boolean => {
-    const parts = partsOf(request, cutsFor(count, layers, experts?.layers));
-    const part = parts[0] as Part;
-    try {
-      const context = hopedContext(request);
-      const shared = sharedWith(request, parts, experts);
-      const placed = placePart(part, shared, chooseRows(part, shared), context);
-      failure = placed.total <= (part.memoryBytes ?? Infinity) ? undefined : doesNotFit(part, placed, context);
-    } catch (error) {
-      if (!(error instanceof OutOfMemoryError)) throw error;
-      failure = error;
-    }
-    return failure === undefined;
-  };
-  const asked = (count: number) => expertChoice(request, count);
-  if (fits(layers, asked(layers))) return { count: layers, experts: asked(layers) };
-  if (asked(layers) === undefined) {
-    const split = request.spec.layers.flatMap(({ feedForward }, layer) => (feedForward.kind === 'moe' ? [layer] : []));
-    const experts: ExpertChoice = { layers: split, policy: 'slru' };
-    if (split.length > 0 && fits(layers, experts)) return { count: layers, experts };
-  }
-  const fitting = (count: number) => fits(count, hasExperts(request, count) ? asked(count) : undefined);
-  let most = 0;
-  for (let over = layers; over - most > 1; ) {
-    const count = (most + over) >> 1;
-    if (fitting(count)) most = count;
-    else over = count;
-  }
-  // What was tried last is then one layer.
-  if (most === 0 && failure !== undefined) throw failure;
-  return { count: most, experts: hasExperts(request, most) ? asked(most) : undefined };
-}
-
-/** Whether one of the first `count` layers has experts. */
-function hasExperts({ spec }: PlanRequest, count: number): boolean {
-  return spec.layers.slice(0, count).some(({ feedForward }) => feedForward.kind === 'moe');
 }
 
 /** Whether every kernel of the GPU stays within its bounds by itself. */

@@ -6,6 +6,7 @@
 import type { Slab } from '../backend/gpu/slab.ts';
 import type { CacheType, Mode } from '../backend/kernel.ts';
 import type { PolicyName } from '../experts/policies.ts';
+import type { PrefetchName } from '../experts/prefetch.ts';
 import type { OperationKind, WeightName } from '../model/graph.ts';
 import type { FormatId } from '../quant/index.ts';
 
@@ -38,6 +39,14 @@ export interface PlanOptions {
    * `static` for good. Default: as many of each layer as of any other. Of use where experts are split.
    */
   readonly expertUses?: readonly ArrayLike<number>[];
+  /**
+   * Which experts are brought to slots before those that the cache's policy would bring: none (`off`, the default); those that a
+   * layer used in the step before (`previous`); those that its router names when it is given what the layer before leaves
+   * (`gate`). How often they were right stands in the statistics.
+   */
+  readonly expertPrefetch?: PrefetchName;
+  /** Slots (`64`), or a share of them (`25%`), that the experts used most in the first 256 tokens keep for good. Default: none. */
+  readonly expertPin?: string;
   /** Whether the GPU's driver checks bounds and commands although every kernel was tested without: slower. Default false. */
   readonly gpuChecks?: boolean;
   /** Worker threads of the CPU pool; default: the cores the platform offers. */
@@ -119,6 +128,8 @@ export interface PlannedExperts {
   /** Slots in all, and the experts that they are for. */
   readonly slots: number;
   readonly experts: number;
+  /** Of the layers those all of whose experts have slots for good: they never wait for the CPU. */
+  readonly whole: readonly number[];
   /** Slots with which most picks are there: twice as many as a token takes. */
   readonly recommended: number;
   /** `budget exhausted`: there are fewer because the memory does not hold more. */
@@ -127,6 +138,10 @@ export interface PlannedExperts {
   readonly first: 'evenly' | 'most used';
   /** Experts that are brought to slots in a step, at the most. */
   readonly uploads: number;
+  /** By what those are foreseen that come first. */
+  readonly prefetch: PrefetchName;
+  /** Slots that the hottest experts keep for good after a warm-up. */
+  readonly pins: number;
   /**
    * Which experts of a prompt that have no slot pass through the GPU: all, or as many, those of most rows first, as are copied
    * there while the CPU computes the others.
@@ -142,6 +157,8 @@ export interface Plan {
   readonly device: DeviceName;
   /** Why it is the CPU although `auto` was asked for. */
   readonly deviceReason?: string;
+  /** Why the GPU has these layers and experts, where `auto` had to choose. */
+  readonly layersReason?: string;
   readonly parts: readonly PlannedPart[];
   /** Where experts of the GPU's layers are split between it and the CPU. */
   readonly experts?: PlannedExperts;

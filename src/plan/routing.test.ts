@@ -114,6 +114,14 @@ describe('what cannot be done is named', () => {
 
   test('routing is given to split experts alone, and must be of the model', () => {
     use(split, { routing: trace() });
+    const foreseen = {
+      ...split,
+      plan: { ...split.plan, experts: { ...split.plan.experts, prefetch: 'gate' } as PlannedExperts },
+    };
+    assert.throws(
+      () => use(foreseen, { routing: trace() }),
+      /expertPrefetch gate .* what routers say is not what rows then use/,
+    );
     for (const [model, given, message] of [
       [onCpu, trace(), /routing \(--routing\) is of use only where experts are split/],
       [onGpu, trace(), /of use only where experts are split/],

@@ -100,6 +100,12 @@ export function checkRoutingUse(
       { data: { option: 'routing' } },
     );
   }
+  if (plan.experts.prefetch === 'gate') {
+    throw new UsageError(
+      'routing (--routing) and expertPrefetch gate (--expert-prefetch): what routers say is not what rows then use; leave one of them out',
+      { data: { option: 'routing' } },
+    );
+  }
   checkTraceShape('routing (--routing)', routing, routed);
   if (routing.ids.length < routed.layers.length * routed.used) {
     throw new UsageError('routing (--routing): found not one token; record a longer trace', {

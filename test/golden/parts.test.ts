@@ -110,6 +110,8 @@ describe('parts of a model', () => {
           routed: (layer, ids) => events.push([layer, ...Array.from(ids)]),
           waited: () => events.push('waited'),
           brought: () => events.push('brought'),
+          foreseen: () => events.push('foreseen'),
+          pinned: () => events.push('pinned'),
           ended: () => events.push('ended'),
         });
         await runTokens(model, tokens, 0, 'prompt');

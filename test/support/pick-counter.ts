@@ -1,6 +1,7 @@
 /** Counts where a model's picks were computed. */
 
 import type { Executable } from '../../src/backend/backend.ts';
+import type { Accuracy } from '../../src/experts/predict.ts';
 import type { ExpertWatcher } from '../../src/experts/watch.ts';
 
 export class PickCounter implements ExpertWatcher {
@@ -30,5 +31,7 @@ export class PickCounter implements ExpertWatcher {
 
   waited(): void {}
   brought(): void {}
+  foreseen(_layer: number, _accuracy: Accuracy): void {}
+  pinned(_layer: number, _experts: number): void {}
   ended(): void {}
 }

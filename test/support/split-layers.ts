@@ -102,10 +102,19 @@ export async function prepareSplit(
   },
 ): Promise<SplitModel> {
   const { gpu, routing, signal, damage = (executable) => executable } = given;
+  const { expertUses: uses } = options;
   const plan = tinyPlan(tiny, { device: 'gpu', threads: 2, ...options });
   assert.ok(plan.experts !== undefined);
   const executable = await prepareParts(
-    { ...tiny, plan, programs: programsOf(plan), sources: [memorySource(tiny.bytes)], routing, signal },
+    {
+      ...tiny,
+      plan,
+      programs: programsOf(plan),
+      sources: [memorySource(tiny.bytes)],
+      routing,
+      expertUses: uses && ((layer: number, expert: number) => uses[layer]?.[expert] ?? 0),
+      signal,
+    },
     (device) => {
       const backend = device === 'gpu' ? gpuBackend({ gpu }) : backendOf({ device });
       return { ...backend, prepare: async (request) => damage(await backend.prepare(request), device) };

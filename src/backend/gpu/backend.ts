@@ -81,6 +81,7 @@ function programFor({ plan, spec, graph: unfused, weights }: PrepareRequest): Gp
     features: new Set(plan.features),
     slabs: plan.experts?.slabs,
     hostPairs: plan.experts?.hostPairs,
+    foresees: plan.experts?.prefetch === 'gate',
   });
 }
 

@@ -9,7 +9,7 @@ import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import { type CacheType, MAX_STEP_ROWS, type Mode } from '../kernel.ts';
 import { MAX_VOCABULARY, type SamplingLayout, samplingLayout } from './sampling-buffer.ts';
-import type { Slab } from './slab.ts';
+import { expertName, type Slab } from './slab.ts';
 import { type StepLayout, stepLayout } from './step-buffer.ts';
 
 /** What a dispatch may know of the run it is recorded for; its kernels read the rest from the step buffer. */
@@ -65,28 +65,37 @@ export interface Dispatch {
   workgroups(run: RunShape): readonly [number, number, number];
 }
 
+/** A layer's choice of experts on the device. */
+export interface Choice {
+  readonly layer: number;
+  /** [rows][routeWidth] u32, of which the first `used` are ids. */
+  readonly route: string;
+  readonly routeWidth: number;
+}
+
 /**
  * Where a layer's experts are split between devices. The run stops behind the choice of experts, for the host to read it; what
  * comes up to `joins` computes the experts in slots, and may run several times over with others in them; then the host brings
- * what was computed elsewhere.
+ * what was computed elsewhere. A run in which all of the layer's experts are in slots goes on without a stop.
  */
-export interface Pause {
-  readonly layer: number;
+export interface Pause extends Choice {
   /** The first dispatch behind the choice. */
   readonly asks: number;
   /** The first dispatch that reads what the host brings. */
   readonly joins: number;
   /** What the experts elsewhere read: [rows, hidden], not normed. */
   readonly input: ValueName;
-  /** The choice, [rows][routeWidth] u32, of which the first `used` are ids. */
-  readonly route: string;
-  readonly routeWidth: number;
+  /** Whether there are slots for all of the layer's experts. */
+  readonly canBeWhole: boolean;
 }
 
-/** Buffers that the host writes before a run goes on: the results' rows [pairs, hidden], and of each pair which is its. */
+/**
+ * Buffers that the host writes before a run goes on: the results' rows [pairs, hidden], and of each (row, rank) pair 1 + the
+ * result that is its, or 0 where the device makes it.
+ */
 export const HOST_MADE = 'experts elsewhere';
 export const HOST_PLACES = 'places of experts elsewhere';
-/** In the place of a slot, or of a result of the host's: there is none. */
+/** In the place of a slot: there is none. */
 export const ABSENT = 0xffffffff;
 
 export class Builder {
@@ -111,6 +120,11 @@ export class Builder {
   readonly slabs: readonly Slab[];
   /** Most results of the host's, a layer. */
   readonly hostPairs: number;
+  /** Whether a split layer's choice is foreseen in steps, by its router on the layer before; and what was made for that. */
+  readonly foresees: boolean;
+  readonly foreseen: Choice[] = [];
+  /** What is read when all of a run is over. */
+  readonly kept = new Set<string>();
   /** Bytes of every value and buffer. */
   readonly bytes = new Map<string, number>();
   readonly #strides = new Map<ValueName, number>();
@@ -129,6 +143,7 @@ export class Builder {
     readonly slots?: number;
     readonly slabs?: readonly Slab[];
     readonly hostPairs?: number;
+    readonly foresees?: boolean;
   }) {
     this.graph = options.graph;
     this.spec = options.spec;
@@ -147,6 +162,7 @@ export class Builder {
     });
     this.slabs = options.slabs ?? [];
     this.hostPairs = options.hostPairs ?? 0;
+    this.foresees = options.foresees ?? false;
     this.draws = drawsTokens(options.graph, options.spec);
   }
 
@@ -172,9 +188,13 @@ export class Builder {
   }
 
   /** The run stops here for the host to read a split layer's choice; {@link join} says where it goes on. */
-  ask(mode: Mode, pause: Omit<Pause, 'asks' | 'joins'>): void {
+  ask(mode: Mode, pause: Omit<Pause, 'asks' | 'joins' | 'canBeWhole'>): void {
     const at = this.dispatches[mode].length;
-    this.pauses[mode].push({ ...pause, asks: at, joins: at });
+    const { layer, route } = pause;
+    const [experts = 0] = this.weight(expertName(layer, 'gate')).shape;
+    const canBeWhole = this.slabs.some(({ layers, slots }) => layers.includes(layer) && slots >= experts);
+    this.pauses[mode].push({ ...pause, asks: at, joins: at, canBeWhole });
+    if (canBeWhole) this.kept.add(route);
   }
 
   join(mode: Mode): void {

@@ -6,7 +6,7 @@ import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import { PAGE_ROWS } from '../backend.ts';
 import type { CacheType, Mode } from '../kernel.ts';
-import { type Binding, Builder, type Dispatch, HOST_PLACES, type Pause } from './builder.ts';
+import { type Binding, Builder, type Choice, type Dispatch, HOST_PLACES, type Pause } from './builder.ts';
 import { gpuFormat } from './formats/index.ts';
 import { planeWords } from './formats.ts';
 import { emitSample } from './kernels/sample.ts';
@@ -32,12 +32,16 @@ export interface GpuLayoutOptions {
   readonly slabs?: readonly Slab[];
   /** Most results of experts elsewhere that a split layer brings. */
   readonly hostPairs?: number;
+  /** Whether the choices of split layers are foreseen by their routers. */
+  readonly foresees?: boolean;
 }
 
 export interface GpuProgram {
   readonly dispatches: Readonly<Record<Mode, readonly Dispatch[]>>;
   /** Where a run stops for experts elsewhere, in order. */
   readonly pauses: Readonly<Record<Mode, readonly Pause[]>>;
+  /** What is foreseen in a step of the choices of layers, each by the layer's router on the one before. */
+  readonly foreseen: readonly Choice[];
   /** Bytes of each buffer of activations; values and buffers name one by its index. */
   readonly slots: readonly number[];
   readonly slotOf: ReadonlyMap<string, number>;
@@ -67,6 +71,7 @@ export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
     features,
     slabs: options.slabs,
     hostPairs: options.hostPairs,
+    foresees: options.foresees,
   });
   for (const mode of ['prompt', 'step'] as const) {
     graph.operations.forEach((operation, index) => {
@@ -86,6 +91,7 @@ export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
   return {
     dispatches: builder.dispatches,
     pauses: builder.pauses,
+    foreseen: builder.foreseen,
     slotTables: new Map(
       slabs.flatMap(({ layers }) =>
         layers.map((layer) => [layer, weights.get(expertName(layer, 'gate'))?.shape[0] as number] as const),
@@ -162,7 +168,7 @@ function shareSlots(builder: Builder, logits: ValueName): { slots: number[]; slo
       const life = {
         mode,
         first: kept || name === incoming ? 0 : first,
-        last: kept || name === logits ? Number.POSITIVE_INFINITY : last,
+        last: kept || name === logits || builder.kept.has(name) ? Number.POSITIVE_INFINITY : last,
       };
       lives.set(name, [...(lives.get(name) ?? []), life]);
     }

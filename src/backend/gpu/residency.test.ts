@@ -5,6 +5,8 @@ import { describe, test } from 'node:test';
 import { random } from '../../../test/conformance/support/blocks.ts';
 import { ExpertCache } from '../../experts/cache.ts';
 import type { PolicyName } from '../../experts/policies.ts';
+import { type PredictorName, Prefetch } from '../../experts/prefetch.ts';
+import type { Mode } from '../kernel.ts';
 import { CachedResidency, type Placing } from './residency.ts';
 
 const EXPERTS = 8;
@@ -15,8 +17,9 @@ const groups = [
 const LAYERS = [0, 1, 2] as const;
 const groupOf = (layer: number) => groups.findIndex(({ layers }) => (layers as readonly number[]).includes(layer));
 
-function residencyOf(policy: PolicyName, uploads = 1): CachedResidency {
-  return new CachedResidency(new ExpertCache({ policy, experts: EXPERTS, groups }), uploads);
+function residencyOf(policy: PolicyName, uploads = 1, foreseenBy?: PredictorName): CachedResidency {
+  const cache = new ExpertCache({ policy, experts: EXPERTS, groups });
+  return new CachedResidency(cache, uploads, foreseenBy && new Prefetch(cache, foreseenBy));
 }
 
 /** Experts by where they are seen. */
@@ -64,10 +67,17 @@ class Device {
 }
 
 describe('residency', () => {
-  for (const policy of ['slru', 'lfu', 'static', 'lru'] as const) {
-    test(`${policy}: what the device is told is true whenever something is submitted`, () => {
+  for (const [policy, foreseenBy] of [
+    ['slru', undefined],
+    ['lfu', undefined],
+    ['static', undefined],
+    ['lru', undefined],
+    ['slru', 'gate'],
+    ['lfu', 'previous'],
+  ] as const) {
+    test(`${policy}${foreseenBy === undefined ? '' : `, prefetching (${foreseenBy})`}: what the device is told is true whenever something is submitted`, () => {
       const next = random(policy.length);
-      const residency = residencyOf(policy, 2);
+      const residency = residencyOf(policy, 2, foreseenBy);
       const device = new Device();
       const bring = (placings: readonly Placing[], fails: boolean) => {
         device.tell(residency);
@@ -93,7 +103,13 @@ describe('residency', () => {
         const before = seen(residency);
         for (const layer of LAYERS) {
           const ids = Int32Array.from({ length: 2 * rows }, () => Math.floor(EXPERTS * next() ** 2));
-          residency.chosen(layer, ids, rows);
+          residency.chosen(layer, ids, { mode, rows });
+          if (mode === 'step')
+            residency.named(
+              layer,
+              [next(), next()].map((x) => Math.floor(EXPERTS * x)),
+              2,
+            );
         }
         assert.deepEqual(seen(residency), before, 'nothing moves while a run is under way');
         if (run % 50 === 7) {
@@ -101,7 +117,7 @@ describe('residency', () => {
           bring(placings, true);
           continue;
         }
-        residency.ended(rows);
+        residency.ended({ mode, rows });
         bring(placings, false);
         if (mode === 'step') continue;
         const after = residency.begin(mode, rows);
@@ -114,11 +130,27 @@ describe('residency', () => {
     });
   }
 
+  test('what is foreseen comes before what was only missed, in steps', () => {
+    const firstOf = (mode: Mode, foreseenBy?: PredictorName) => {
+      const residency = residencyOf('lfu', 1, foreseenBy);
+      residency.fill();
+      residency.commit();
+      // Expert 5 of layer 1 is missed often, then 6 once.
+      for (const expert of [5, 5, 5, 6]) {
+        residency.chosen(1, [expert], { mode: 'step', rows: 1 });
+        residency.ended({ mode: 'step', rows: 1 });
+      }
+      return residency.begin(mode, 2)[0]?.expert;
+    };
+    assert.deepEqual([firstOf('step'), firstOf('prompt')], [5, 5]);
+    assert.deepEqual([firstOf('step', 'previous'), firstOf('prompt', 'previous')], [6, 5]);
+  });
+
   test('a layer without slots has no experts in any, and may be used', () => {
     const cache = new ExpertCache({ policy: 'slru', experts: EXPERTS, groups: [] });
     const residency = new CachedResidency(cache, 1);
-    residency.chosen(0, [1, 2], 1);
-    residency.ended(1);
+    residency.chosen(0, [1, 2], { mode: 'step', rows: 1 });
+    residency.ended({ mode: 'step', rows: 1 });
     assert.deepEqual(residency.fill(), []);
     assert.deepEqual(residency.begin('step', 1), []);
     assert.equal(residency.slotOf(0, 1), undefined);

@@ -1,6 +1,8 @@
 /** Which experts are in the GPU's slots: a cache of experts as runs see it, which change it only between each other. */
 
 import type { ExpertCache, Upload } from '../../experts/cache.ts';
+import type { Accuracy } from '../../experts/predict.ts';
+import type { Prefetch } from '../../experts/prefetch.ts';
 import type { Mode } from '../kernel.ts';
 
 /** An expert and the slot of its layer's slab that it lies in, or goes to. */
@@ -10,15 +12,28 @@ export interface Placing {
   readonly slot: number;
 }
 
+/** What a run is over. */
+export interface RunRows {
+  readonly mode: Mode;
+  readonly rows: number;
+}
+
 /** Which experts are in slots, as the host knows it: what it says changes between runs only. */
 export interface Residency {
   slotOf(layer: number, expert: number): number | undefined;
-  /** Whether any of a layer's experts is in a slot. */
+  /** Whether any of a layer's experts is in a slot, and whether all are. */
   holds(layer: number): boolean;
+  holdsAll(layer: number): boolean;
+  /** Whether what runs choose has a part in what is in slots. */
+  readonly learns: boolean;
   /** Which experts the rows of a layer's run chose, [rows · used]. */
-  chosen(layer: number, ids: ArrayLike<number>, rows: number): void;
-  /** A run over so many rows has been through all layers. */
-  ended(rows: number): void;
+  chosen(layer: number, ids: ArrayLike<number>, run: RunRows): void;
+  /** Which ones the layer's router named for a step on the hidden state of the layer before, [rows · ranks]. */
+  named(layer: number, ids: ArrayLike<number>, ranks: number): void;
+  /** A run has been through all layers. @returns by layer how well it was foreseen */
+  ended(run: RunRows): ReadonlyMap<number, Accuracy>;
+  /** By layer how many experts keep their slots for good, of those of which that was not said yet. */
+  pinned(): ReadonlyMap<number, number>;
   /** What fills the slots before the first run. */
   fill(): readonly Placing[];
   /**
@@ -68,12 +83,16 @@ export class CachedResidency implements Residency {
   readonly #cache: ExpertCache;
   /** Most experts that are brought in a step. */
   readonly #uploads: number;
+  /** Absent where nothing is foreseen. */
+  readonly #prefetch: Prefetch | undefined;
   readonly #changed = new Set<number>();
   #begun: readonly Upload[] = [];
+  #pinsTold = false;
 
-  constructor(cache: ExpertCache, uploads: number) {
+  constructor(cache: ExpertCache, uploads: number, prefetch?: Prefetch) {
     this.#cache = cache;
     this.#uploads = uploads;
+    this.#prefetch = prefetch;
   }
 
   slotOf(layer: number, expert: number): number | undefined {
@@ -84,8 +103,23 @@ export class CachedResidency implements Residency {
     return this.#cache.table(layer)?.some((slot) => slot >= 0) ?? false;
   }
 
-  chosen(layer: number, ids: ArrayLike<number>, rows: number): void {
-    if (this.#cache.groupOf(layer) !== undefined) this.#cache.touch(layer, ids, rows);
+  holdsAll(layer: number): boolean {
+    return this.#cache.table(layer)?.every((slot) => slot >= 0) ?? false;
+  }
+
+  get learns(): boolean {
+    return this.#uploads > 0;
+  }
+
+  chosen(layer: number, ids: ArrayLike<number>, { mode, rows }: RunRows): void {
+    if (this.#cache.groupOf(layer) === undefined) return;
+    this.#cache.touch(layer, ids, rows);
+    // A prompt uses nearly all, and says nothing of the next token.
+    if (mode === 'step') this.#prefetch?.used(layer, ids);
+  }
+
+  named(layer: number, ids: ArrayLike<number>, ranks: number): void {
+    this.#prefetch?.named(layer, ids, ranks);
   }
 
   fill(): readonly Placing[] {
@@ -96,12 +130,16 @@ export class CachedResidency implements Residency {
     const most = mode === 'step' ? this.#uploads : Math.floor((rows * this.#uploads) / PROMPT_ROWS_AN_UPLOAD);
     const uploads: Upload[] = [];
     while (uploads.length < most) {
-      const candidate = this.#cache.candidate();
-      const upload = candidate && this.#cache.begin(candidate);
+      const upload = (mode === 'step' ? this.#prefetch?.begin() : undefined) ?? this.#beginWanted();
       if (upload === undefined) break;
       uploads.push(upload);
     }
     return this.#begin(uploads);
+  }
+
+  #beginWanted(): Upload | undefined {
+    const id = this.#cache.candidate();
+    return id && this.#cache.begin(id);
   }
 
   #begin(uploads: readonly Upload[]): readonly Placing[] {
@@ -123,8 +161,17 @@ export class CachedResidency implements Residency {
     this.#begun = [];
   }
 
-  ended(rows: number): void {
+  ended({ mode, rows }: RunRows): ReadonlyMap<number, Accuracy> {
     this.#cache.endStep(rows);
+    return (mode === 'step' ? this.#prefetch?.endStep() : undefined) ?? new Map();
+  }
+
+  pinned(): ReadonlyMap<number, number> {
+    if (this.#pinsTold) return new Map();
+    const layers = this.#cache.groups.flatMap((group) => group.layers);
+    const pins = layers.map((layer) => [layer, this.#cache.pinsOf(layer)] as const).filter(([, pins]) => pins > 0);
+    this.#pinsTold = pins.length > 0;
+    return new Map(pins);
   }
 
   changed(): readonly number[] {

@@ -25,17 +25,24 @@ export function chosenOf(
   },
 ): Chosen {
   const { rows, routeWidth, used, experts, given } = how;
-  const ids = given ?? new Uint32Array(rows * used);
-  if (given === undefined) {
-    const routed = new Uint32Array(bytes, 0, rows * routeWidth);
-    for (let row = 0; row < rows; row++) {
-      for (let rank = 0; rank < used; rank++) {
-        // A row that cannot be routed has ids that mean nothing, and its result says so.
-        ids[row * used + rank] = Math.min(routed[row * routeWidth + rank] as number, experts - 1);
-      }
+  const ids = given ?? idsOf(new Uint32Array(bytes, 0, rows * routeWidth), { rows, routeWidth, used, experts });
+  return { ids, groups: groupsOf(ids, experts) };
+}
+
+/** [rows · used] Out of a choice as the device writes it, [rows][routeWidth]. */
+export function idsOf(
+  routed: Uint32Array,
+  how: { readonly rows: number; readonly routeWidth: number; readonly used: number; readonly experts: number },
+): Uint32Array {
+  const { rows, routeWidth, used, experts } = how;
+  const ids = new Uint32Array(rows * used);
+  for (let row = 0; row < rows; row++) {
+    for (let rank = 0; rank < used; rank++) {
+      // A row that cannot be routed has ids that mean nothing, and its result says so.
+      ids[row * used + rank] = Math.min(routed[row * routeWidth + rank] as number, experts - 1);
     }
   }
-  return { ids, groups: groupsOf(ids, experts) };
+  return ids;
 }
 
 function groupsOf(ids: Uint32Array, experts: number): Group[] {

@@ -2,7 +2,6 @@
 
 import { NonFiniteError } from '../../errors.ts';
 import type { ExpertRunner } from '../backend.ts';
-import { ABSENT } from './builder.ts';
 import { allFinite } from './finite.ts';
 import type { Pulse } from './pulse.ts';
 import type { HostResults } from './split-buffers.ts';
@@ -22,6 +21,8 @@ export interface CpuWork {
   readonly groups: readonly Group[];
   /** Where among `rows` a row of the run stands. */
   readonly rowAt: (row: number) => number;
+  /** Rows of the run. */
+  readonly runRows: number;
 }
 
 /** A part under way. It is to be finished, whatever else fails. */
@@ -54,7 +55,7 @@ export class CpuPart {
   }
 
   /** @throws NonFiniteError `non_finite` naming the layer */
-  start({ layer, rows, groups, rowAt }: CpuWork): CpuStarted {
+  start({ layer, rows, groups, rowAt, runRows }: CpuWork): CpuStarted {
     if (!allFinite(rows)) {
       throw new NonFiniteError(
         `layer ${layer} (blk.${layer}): what its experts are given is not finite; the weights are damaged or the model does not fit its format`,
@@ -64,14 +65,13 @@ export class CpuPart {
     const pairs = pairsOf(groups);
     const rowOf = new Int32Array(pairs);
     const expertOf = new Int32Array(pairs);
-    const { places } = this.#results;
-    places.fill(ABSENT);
+    const places = this.#results.begin(runRows);
     let at = 0;
     for (const { expert, pairs: own } of groups) {
       for (const pair of own) {
         rowOf[at] = rowAt(Math.floor(pair / this.#used));
         expertOf[at] = expert;
-        places[pair] = at++;
+        places[pair] = ++at;
       }
     }
     const atMs = performance.now();

@@ -1,7 +1,8 @@
 /**
  * Runs whose layers' experts are split between the device's slots and the CPU. A run is submitted up to each layer's choice of
  * experts; the device goes on with those in slots while the host reads the choice and has the others computed, and then sums
- * both in the order of the ranks. While the device works, the commands that come next are encoded already.
+ * both in the order of the ranks. While the device works, the commands that come next are encoded already. A layer all of whose
+ * experts are in slots when a run begins does not stop it.
  *
  * Tables of slots, and slots themselves, are written by the queue, in order with what was submitted: no dispatch sees a change
  * that came after it.
@@ -11,14 +12,16 @@ import { DisposedError } from '../../errors.ts';
 import type { ExpertWatcher } from '../../experts/watch.ts';
 import type { ExpertRunner, GivenRouting } from '../backend.ts';
 import type { Mode } from '../kernel.ts';
-import type { Binding, Pause, RunShape } from './builder.ts';
+import type { Binding, Choice, Pause, RunShape } from './builder.ts';
 import type { Gpu } from './device.ts';
+import { type Late, LateChoices, lateBytesOf } from './late-choices.ts';
 import type { Pulse } from './pulse.ts';
 import { readBuffer } from './readback.ts';
 import type { Recorder } from './recorder.ts';
-import type { Carrier, Placing, Residency } from './residency.ts';
+import type { Carrier, Placing, Residency, RunRows } from './residency.ts';
 import { GivenChoices, HostResults, SlotTables } from './split-buffers.ts';
 import { Balance, type Chosen, chosenOf, type Group, pairsOf, rowsOf } from './split-choice.ts';
+import { type Running, SplitCommands } from './split-commands.ts';
 import { CpuPart, type CpuStarted } from './split-cpu.ts';
 
 const MAP_READ = 0x1;
@@ -28,6 +31,8 @@ export interface SplitOptions {
   readonly gpu: Gpu;
   readonly recorder: Recorder;
   readonly pauses: Readonly<Record<Mode, readonly Pause[]>>;
+  /** What steps foresee of layers' choices. */
+  readonly foreseen: readonly Choice[];
   readonly bufferOf: (binding: Binding) => GPUBuffer;
   readonly elsewhere: ExpertRunner;
   readonly residency: Residency;
@@ -56,21 +61,12 @@ export interface SplitShape {
   readonly passes: 'all' | 'balanced';
 }
 
-/** A run on its way. */
-interface Running {
-  readonly mode: Mode;
-  readonly shape: RunShape;
-  /** The first dispatch that is left out. */
-  readonly end: number;
-  /** What the host does while experts are computed. */
-  readonly aside: () => void;
-}
+/** A run on its way, and what the host does while experts are computed. */
+type Run = Running & { readonly aside: () => void };
 
 export class SplitRun {
   /** Told what runs do with their experts. */
   watcher: ExpertWatcher | undefined;
-  /** For measurements: asked for each pass over a layer's experts in slots. */
-  timestamps: ((layer: number) => GPUComputePassTimestampWrites | undefined) | undefined;
   readonly #options: SplitOptions;
   readonly #readback: GPUBuffer;
   readonly #tables: SlotTables;
@@ -78,13 +74,16 @@ export class SplitRun {
   readonly #balance: Balance;
   readonly #cpu: CpuPart;
   readonly #given: GivenChoices | undefined;
+  readonly #commands: SplitCommands;
+  /** Absent where each layer stops in every run, and nothing is foreseen. */
+  readonly #late: LateChoices | undefined;
   #reading: Promise<unknown> | undefined;
   #ended = false;
 
   constructor(options: SplitOptions) {
     this.#options = options;
-    const { gpu, pauses, shape, routing, residency } = options;
-    const { hidden, rows, experts } = shape;
+    const { gpu, pauses, shape, routing, residency, elsewhere, pulse } = options;
+    const { hidden, rows, experts, used } = shape;
     this.#tables = new SlotTables(options, { experts, residency });
     this.#results = new HostResults(options, shape);
     this.#balance = new Balance(shape);
@@ -94,18 +93,29 @@ export class SplitRun {
       size: rows * (width + hidden) * 4,
       usage: MAP_READ | COPY_DST,
     });
-    const { elsewhere, pulse } = options;
-    this.#cpu = new CpuPart({ elsewhere, pulse, results: this.#results, used: shape.used });
-    this.#given = routing && new GivenChoices(gpu, routing, { ...shape, width });
+    this.#cpu = new CpuPart({ elsewhere, pulse, results: this.#results, used });
+    const canBeWhole = pauses.prompt.filter((pause) => pause.canBeWhole);
+    // The layer that stops, and those that do not.
+    const layers = 1 + canBeWhole.length;
+    this.#given = routing && new GivenChoices(options, routing, { rows, used, width, layers });
+    const bytes = lateBytesOf(options, rows);
+    if (bytes > 0) this.#late = new LateChoices(options, { ...shape, bytes });
+    const [results, given, readback] = [this.#results, this.#given, this.#readback];
+    this.#commands = new SplitCommands({ ...options, ...shape, results, given, readback });
   }
 
   /** Bytes on the device, and mapped ones. */
   get bytes(): number {
-    return this.#readback.size + this.#options.carrier.bytes;
+    return this.#readback.size + this.#options.carrier.bytes + (this.#late?.bytes ?? 0);
+  }
+
+  /** For measurements: asked for each pass over a layer's experts in slots. */
+  set timestamps(timestamps: SplitCommands['timestamps']) {
+    this.#commands.timestamps = timestamps;
   }
 
   /**
-   * Runs a run up to the last split layer.
+   * Runs a run up to the last layer that stops.
    * @param end the first dispatch that is left out, and the layers behind it
    * @returns commands for the rest, which are not submitted yet, and what is to be done once they are
    * @throws NonFiniteError `non_finite` naming the layer
@@ -115,22 +125,69 @@ export class SplitRun {
     shape: RunShape,
     end = Number.POSITIVE_INFINITY,
   ): Promise<{ readonly encoder: GPUCommandEncoder; readonly submitted: () => Promise<void> }> {
-    const { residency, carrier } = this.#options;
-    const brought = mode === 'step' ? residency.begin(mode, shape.rows) : [];
+    const { residency, carrier, foreseen } = this.#options;
+    const { rows } = shape;
+    const brought = mode === 'step' ? residency.begin(mode, rows) : [];
     this.#tables.writeChanged();
     const carrying = carrier.begin(brought);
+    const run = this.#begin({ mode, shape, end, aside: () => carrying.advance() });
+    // Of a run that is cut short nobody wants to know.
+    const all = end === Number.POSITIVE_INFINITY;
+    const late: Late = {
+      whole: all && (residency.learns || this.watcher !== undefined) ? run.whole : [],
+      foreseen: all && mode === 'step' ? foreseen : [],
+    };
+    const choices = [...late.whole, ...late.foreseen];
     const submitted = async () => {
-      residency.ended(shape.rows);
-      if (mode === 'prompt') await this.#bring(residency.begin(mode, shape.rows));
-      else if (brought.length > 0) await this.#arrive(brought, carrying.finish());
+      if (brought.length > 0) await this.#arrive(brought, carrying.finish());
+      if (choices.length > 0) await this.#hear(late, { mode, rows });
+      this.#end({ mode, rows });
+      if (mode === 'prompt') await this.#bring(residency.begin(mode, rows));
     };
     try {
-      return { encoder: await this.#runLayers({ mode, shape, end, aside: () => carrying.advance() }), submitted };
+      const encoder = await this.#runLayers(run);
+      if (choices.length > 0) this.#late?.record(encoder, choices, rows);
+      return { encoder, submitted };
     } catch (error) {
       residency.abort();
       if (!this.#ended) this.#tables.writeChanged();
       throw error;
     }
+  }
+
+  /** Which layers a run stops in: slots change between runs only. */
+  #begin({ mode, shape, end, aside }: Omit<Run, 'stops' | 'whole'>): Run {
+    const { pauses, routing, residency } = this.#options;
+    const list = pauses[mode].filter(({ joins }) => joins < end);
+    const isWhole = ({ canBeWhole, layer }: Pause) => canBeWhole && residency.holdsAll(layer);
+    const whole = list.filter(isWhole);
+    this.watcher?.began(mode, shape.rows);
+    routing?.advance(shape.rows);
+    for (const [index, pause] of whole.entries()) this.#given?.write(pause, { rows: shape.rows, place: index + 1 });
+    if (whole.length > 0) this.#results.clear();
+    return { mode, shape, end, aside, stops: list.filter((pause) => !isWhole(pause)), whole };
+  }
+
+  /** What layers have chosen that the run did not stop in, and what was foreseen of layers. */
+  async #hear({ whole, foreseen }: Late, run: RunRows): Promise<void> {
+    const { residency, shape } = this.#options;
+    const read = (await this.#late?.read([...whole, ...foreseen], run.rows)) ?? [];
+    for (const [index, ids] of read.entries()) {
+      const pause = whole[index];
+      if (pause === undefined) {
+        residency.named((foreseen[index - whole.length] as Choice).layer, ids, shape.used);
+        continue;
+      }
+      residency.chosen(pause.layer, ids, run);
+      this.watcher?.routed(pause.layer, ids, { hits: ids.length, passed: 0 });
+    }
+  }
+
+  #end(run: RunRows): void {
+    const { residency } = this.#options;
+    for (const [layer, accuracy] of residency.ended(run)) this.watcher?.foreseen(layer, accuracy);
+    for (const [layer, experts] of residency.pinned()) this.watcher?.pinned(layer, experts);
+    this.watcher?.ended();
   }
 
   /** Brings experts to slots between runs. */
@@ -162,42 +219,40 @@ export class SplitRun {
     await this.#bring(this.#options.residency.fill(), signal);
   }
 
-  async #runLayers(running: Running): Promise<GPUCommandEncoder> {
-    const { pauses, routing } = this.#options;
-    const { mode, shape } = running;
-    const list = pauses[mode].filter(({ joins }) => joins < running.end);
-    this.watcher?.began(mode, shape.rows);
-    routing?.advance(shape.rows);
-    let encoder = this.#encode(running, { first: 0, pause: list[0] });
-    for (const [index, pause] of list.entries()) {
+  async #runLayers(run: Run): Promise<GPUCommandEncoder> {
+    const { mode, shape, stops } = run;
+    const { rows } = shape;
+    let encoder = this.#commands.upTo(run, { first: 0, pause: stops[0] });
+    for (const [index, pause] of stops.entries()) {
       this.#checkEnded();
       const askedMs = performance.now();
-      const given = this.#given?.write(pause, shape.rows);
-      const read = this.#ask(encoder, pause, running);
+      this.#given?.write(pause, { rows });
+      const given = this.#given?.ids(pause.layer);
+      const read = this.#ask(encoder, pause, run);
       let next: GPUCommandEncoder | undefined;
       const encodeNext = () => {
-        next ??= this.#encode(running, { first: pause.joins, pause: list[index + 1] });
+        next ??= this.#commands.upTo(run, { first: pause.joins, pause: stops[index + 1] });
         return next;
       };
       // While the device computes; where it has no experts that takes less, and the CPU's part will take longer.
-      if (mode === 'prompt' || this.#computesHere(pause.layer)) encodeNext();
+      if (mode === 'prompt' || this.#commands.computesHere(pause.layer)) encodeNext();
       const bytes = await read;
-      const chosen = chosenOf(bytes, { ...this.#options.shape, routeWidth: pause.routeWidth, rows: shape.rows, given });
-      await this.#answer(running, pause, {
+      const chosen = chosenOf(bytes, { ...this.#options.shape, routeWidth: pause.routeWidth, rows, given });
+      await this.#answer(run, pause, {
         ...chosen,
         roundTripMs: performance.now() - askedMs,
-        rows: mode === 'step' ? new Float32Array(bytes, shape.rows * pause.routeWidth * 4) : undefined,
+        rows: mode === 'step' ? new Float32Array(bytes, rows * pause.routeWidth * 4) : undefined,
         meanwhile: encodeNext,
       });
       encoder = encodeNext();
     }
-    this.watcher?.ended();
     return encoder;
   }
 
   abandon(): void {
     this.#ended = true;
     this.#readback.destroy();
+    this.#late?.destroy();
     this.#given?.destroy();
     this.#cpu.destroy();
     this.#options.carrier.destroy();
@@ -205,63 +260,7 @@ export class SplitRun {
 
   /** Settles when nothing is being read any more. */
   async settled(): Promise<void> {
-    await Promise.allSettled([this.#reading, this.#options.carrier.settled()]);
-  }
-
-  #buffer(name: string): GPUBuffer {
-    return this.#options.bufferOf({ kind: 'buffer', name, access: 'read' });
-  }
-
-  /**
-   * A run's commands from `first` up to the next stop, and what is read there: the choice, and of few rows these themselves.
-   * Behind them those for the experts in slots: one submission costs the host less than two.
-   */
-  #encode(
-    { mode, shape: run, end }: Running,
-    { first, pause }: { readonly first: number; readonly pause: Pause | undefined },
-  ): GPUCommandEncoder {
-    const { gpu, recorder, shape } = this.#options;
-    const encoder = gpu.device.createCommandEncoder();
-    recorder.recordRange(encoder, mode, { run, first, end: pause?.asks ?? end });
-    if (pause === undefined) return encoder;
-    const routeBytes = run.rows * pause.routeWidth * 4;
-    const route = this.#buffer(pause.route);
-    this.#given?.copyTo(encoder, route, routeBytes);
-    encoder.copyBufferToBuffer(route, 0, this.#readback, 0, routeBytes);
-    if (mode === 'step') {
-      const bytes = run.rows * shape.hidden * 4;
-      encoder.copyBufferToBuffer(this.#input(pause), 0, this.#readback, routeBytes, bytes);
-    }
-    this.#recordSlots(encoder, { mode, shape: run }, pause);
-    return encoder;
-  }
-
-  /** The rows that experts elsewhere read. */
-  #input({ input }: Pause): GPUBuffer {
-    return this.#options.bufferOf({ kind: 'value', name: input, access: 'read' });
-  }
-
-  /** The commands for experts in slots. */
-  #encodeSlots(running: Pick<Running, 'mode' | 'shape'>, pause: Pause): GPUCommandEncoder {
-    const encoder = this.#options.gpu.device.createCommandEncoder();
-    this.#recordSlots(encoder, running, pause);
-    return encoder;
-  }
-
-  #recordSlots(
-    encoder: GPUCommandEncoder,
-    { mode, shape: run }: Pick<Running, 'mode' | 'shape'>,
-    { layer, asks, joins }: Pause,
-  ): void {
-    if (mode === 'step' && !this.#computesHere(layer)) return;
-    const timestampWrites = this.timestamps?.(layer);
-    this.#options.recorder.recordRange(encoder, mode, { run, first: asks, end: joins, timestampWrites });
-  }
-
-  /** Whether the device has any part in a layer's experts. */
-  #computesHere(layer: number): boolean {
-    const { shape, residency } = this.#options;
-    return shape.shared || residency.holds(layer);
+    await Promise.allSettled([this.#reading, this.#late?.settled(), this.#options.carrier.settled()]);
   }
 
   /** What it uses is gone soon. @throws DisposedError `disposed` */
@@ -274,7 +273,7 @@ export class SplitRun {
     this.#options.gpu.device.queue.submit([encoder.finish()]);
   }
 
-  #ask(encoder: GPUCommandEncoder, { routeWidth }: Pause, { mode, shape: run }: Running): Promise<ArrayBuffer> {
+  #ask(encoder: GPUCommandEncoder, { routeWidth }: Pause, { mode, shape: run }: Run): Promise<ArrayBuffer> {
     const { hidden } = this.#options.shape;
     this.#submit(encoder);
     return this.#read(run.rows * (routeWidth + (mode === 'step' ? hidden : 0)) * 4);
@@ -292,7 +291,7 @@ export class SplitRun {
 
   /** Brings what a layer's absent experts make. @param chosen.rows absent: they are still on the device */
   async #answer(
-    running: Running,
+    run: Run,
     pause: Pause,
     chosen: Chosen & {
       readonly rows: Float32Array | undefined;
@@ -302,37 +301,38 @@ export class SplitRun {
     },
   ): Promise<void> {
     const { residency, carrier } = this.#options;
-    const { mode, shape: run } = running;
+    const { mode, shape } = run;
+    const runRows = shape.rows;
     const { layer } = pause;
     const { ids, groups, rows, roundTripMs } = chosen;
-    residency.chosen(layer, ids, run.rows);
+    residency.chosen(layer, ids, { mode, rows: runRows });
     const absent = groups.filter(({ expert }) => residency.slotOf(layer, expert) === undefined);
     const { passing, rest } = mode === 'prompt' ? this.#balance.share(absent) : { passing: [], rest: absent };
     const startMs = performance.now();
     let passedMs = startMs;
     if (rest.length === 0) {
-      await this.#pass(running, pause, passing);
+      await this.#pass(run, pause, passing);
       passedMs = performance.now();
       this.#checkEnded();
       this.#results.clear();
     } else if (rows !== undefined) {
-      const started = this.#cpu.start({ layer, rows, groups: rest, rowAt: (row) => row });
+      const started = this.#cpu.start({ layer, rows, groups: rest, rowAt: (row) => row, runRows });
       try {
-        this.#cpu.beside(started, running.aside);
+        this.#cpu.beside(started, run.aside);
         chosen.meanwhile();
       } finally {
-        this.#finish(started, run);
+        this.#finish(started, shape);
       }
       this.#cpu.learn(started);
     } else {
       const gathered = await this.#gather(pause, rest);
-      const started = this.#cpu.start({ layer, groups: rest, ...gathered });
+      const started = this.#cpu.start({ layer, groups: rest, ...gathered, runRows });
       try {
         // Weights are copied while the CPU computes.
-        await this.#pass(running, pause, passing);
+        await this.#pass(run, pause, passing);
       } finally {
         passedMs = performance.now();
-        this.#finish(started, run);
+        this.#finish(started, shape);
       }
       this.#balance.learn({
         experts: passing.length,
@@ -350,7 +350,7 @@ export class SplitRun {
   }
 
   /** Has the device compute experts that are brought to it for this run alone. */
-  async #pass(running: Running, pause: Pause, groups: readonly Group[]): Promise<void> {
+  async #pass(run: Run, pause: Pause, groups: readonly Group[]): Promise<void> {
     if (groups.length === 0) return;
     const { carrier, shape } = this.#options;
     const { layer } = pause;
@@ -362,7 +362,7 @@ export class SplitRun {
           .map(({ expert }, index): Placing => ({ layer, expert, slot: first + index }));
         await carrier.carry(placings);
         this.#tables.writeOnly(layer, placings);
-        this.#submit(this.#encodeSlots(running, pause));
+        this.#submit(this.#commands.slots(run, pause));
       }
     } finally {
       if (!this.#ended) this.#tables.write(layer);
@@ -378,7 +378,7 @@ export class SplitRun {
     const wanted = rowsOf(groups, shape);
     const bytes = shape.hidden * 4;
     const encoder = gpu.device.createCommandEncoder();
-    const input = this.#input(pause);
+    const input = this.#commands.input(pause);
     for (const { row, at, count } of wanted.runs) {
       encoder.copyBufferToBuffer(input, row * bytes, this.#readback, at * bytes, count * bytes);
     }

@@ -1,7 +1,8 @@
 /** Sets up what a model with split experts needs beside its program: slots, what brings experts there, and who computes the others. */
 
 import { InternalError, SourceError } from '../../errors.ts';
-import { ExpertCache } from '../../experts/cache.ts';
+import { ExpertCache, PIN_AFTER_TOKENS } from '../../experts/cache.ts';
+import { Prefetch } from '../../experts/prefetch.ts';
 import type { Platform } from '../../platform/platform.ts';
 import type { PrepareRequest } from '../backend.ts';
 import type { Binding } from './builder.ts';
@@ -34,7 +35,7 @@ export async function makeSplit(
   const { gpu, program, recorder, platform, bufferOf } = made;
   const split = plan.experts;
   if (split === undefined) return undefined;
-  const { layers, slabs, policy, uploads, passes, hostPairs } = split;
+  const { layers, slabs, policy, uploads, passes, hostPairs, prefetch, pins, slots } = split;
   const first = spec.layers[layers[0] as number]?.feedForward;
   const home = experts?.home?.bind(experts);
   if (experts === undefined || home === undefined || first?.kind !== 'moe') {
@@ -46,8 +47,9 @@ export async function makeSplit(
     experts: count,
     groups: slabs.filter(({ slots }) => slots > 0),
     uses: expertUses,
+    pin: pins === 0 ? undefined : { afterTokens: PIN_AFTER_TOKENS, share: pins / slots },
   });
-  const residency = new CachedResidency(cache, uploads);
+  const residency = new CachedResidency(cache, uploads, prefetch === 'off' ? undefined : new Prefetch(cache, prefetch));
   const file = await openFile(request, { layers, platform, onFileFault });
   const memory = new MemoryFeed({ home, copyBytes: (from, to) => platform.copyBytes(from, to) });
   let carrier: ExpertCarrier;
@@ -78,6 +80,7 @@ export async function makeSplit(
       // There the processor would count, instead of computing experts.
       pulse: gpu.software ? undefined : await Pulse.make(gpu),
       pauses: program.pauses,
+      foreseen: program.foreseen,
       shape: {
         hidden: spec.hidden,
         used,

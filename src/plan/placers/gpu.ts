@@ -81,6 +81,7 @@ function place({ request, context, cacheType, promptRows, rows, experts }: Place
     features: features(request),
     slabs: experts?.slabs,
     hostPairs: experts?.hostPairs,
+    foresees: experts?.prefetch === 'gate',
   });
   checkBindings(program, request);
   // What lies elsewhere has no bytes here.

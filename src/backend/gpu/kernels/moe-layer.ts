@@ -11,6 +11,8 @@ export interface MoeLayer {
   readonly operation: MoeOperation;
   readonly builder: Builder;
   readonly hidden: number;
+  /** Which of several choices, as its dispatches are called; absent: the one that is obeyed. */
+  readonly which?: string;
   /** [rows, experts (+ 1: the shared expert's gate)] f32 */
   readonly logits: string;
   readonly logitsWidth: number;

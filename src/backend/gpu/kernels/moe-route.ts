@@ -193,7 +193,7 @@ ${byScore || !softmax ? '' : softmaxed}
 
 /** The choice by itself, a workgroup a row. */
 export function emitRoute(layer: RoutedLayer, mode: Mode): void {
-  const { operation, builder, route } = layer;
+  const { operation, builder, route, which = '' } = layer;
   let threads = 64;
   while (threads < 256 && threads < operation.moe.experts) threads *= 2;
   const choice = routeCode(layer, threads);
@@ -211,7 +211,7 @@ ${choice.pick}
 ${choice.write}
 }`);
   builder.dispatch(mode, {
-    label: `${operation.prefix} choice`,
+    label: `${operation.prefix} choice${which}`,
     code: `${choice.enable}${code}`,
     bindings: text.bindings,
     workgroups: (run) => [run.rows, 1, 1],

@@ -156,8 +156,8 @@ fn madeOf(pair: u32, i: u32) -> f32 {
   ${
     split === undefined
       ? ''
-      : `let place = hostPlaces[pair];
-  if (place < ${builder.hostPairs}u) { return hostMade[place * ${hidden}u + i]; }
+      : `let place = min(hostPlaces[pair], ${builder.hostPairs}u);
+  if (place > 0u) { return hostMade[(place - 1u) * ${hidden}u + i]; }
   `
   }return made[pair * ${hidden}u + i];
 }

@@ -6,13 +6,14 @@
 
 import type { MoeOperation, ValueName } from '../../../model/graph.ts';
 import type { MoeSpec } from '../../../model/spec.ts';
-import type { KernelRequest, Mode, Tolerance, WeightShape } from '../../kernel.ts';
+import { type KernelRequest, MAX_STEP_ROWS, type Mode, type Tolerance, type WeightShape } from '../../kernel.ts';
 import type { Builder } from '../builder.ts';
+import { foreseenAfter } from '../foresee.ts';
 import { acceptsWeight } from '../formats/index.ts';
 import type { GpuRow } from '../row.ts';
 import { acceptsEncoding, type Encoding, f32Encoding, int8Encoding } from './lane-product.ts';
 import { emitMatVec } from './matvec.ts';
-import { bankOf, buffer, type MoeLayer } from './moe-layer.ts';
+import { bankOf, buffer, type MoeLayer, type RoutedLayer } from './moe-layer.ts';
 import { emitPromptExperts } from './moe-prompt.ts';
 import { choosesAlong, emitRoute } from './moe-route.ts';
 import { emitStepExperts, MAX_INNER_BLOCKS } from './moe-step.ts';
@@ -107,37 +108,57 @@ export function emitMoe(
   },
 ): void {
   const { mode, experts } = how;
-  const { moe, prefix, output } = made;
-  const hidden = builder.width(output);
+  const { output, split } = made;
   // Many kernels of a prompt read the normed rows: they are made once.
   const operation = mode === 'prompt' ? withoutNorm(made, builder) : made;
-  const slot = Math.ceil(moe.inner / 32) * 32;
-  const sharedSlot = Math.ceil((moe.shared?.inner ?? 0) / 32) * 32;
-  const layer: MoeLayer = {
-    operation,
-    builder,
-    bank: bankOf(made, builder),
-    hidden,
-    logits: `${prefix}.logits`,
-    logitsWidth: moe.experts + (moe.shared?.gated === true ? 1 : 0),
-    route: `${prefix}.route`,
-    routeWidth: 2 * moe.used + 1,
-    inner: `${prefix}.inner`,
-    innerWidth: moe.used * slot + sharedSlot,
-    slot,
-    sharedSlot,
-  };
+  const layer: MoeLayer = { ...routedLayer(operation, builder), bank: bankOf(made, builder) };
+  const { hidden, route, routeWidth } = layer;
   builder.declareValue(output, hidden);
   builder.declareBuffer(layer.logits, builder.rows * layer.logitsWidth * 4);
   builder.declareBuffer(layer.route, builder.rows * layer.routeWidth * 4);
   builder.declareBuffer(layer.inner, builder.rows * layer.innerWidth * 4);
   emitLogits(layer, mode);
   if (mode === 'prompt' || !choosesAlong(layer)) emitRoute(layer, mode);
-  if (made.split !== undefined) {
-    const { route, routeWidth } = layer;
+  if (split !== undefined) {
     builder.ask(mode, { layer: made.layer, input: how.input ?? made.input, route, routeWidth });
   }
   experts(layer);
+  if (mode === 'step' && split !== undefined && builder.foresees) emitAhead(made, builder);
+}
+
+/** What the router of the split layer behind `made` chooses when it is given the rows that `made` leaves; read when the run is over. */
+function emitAhead(made: MoeOperation, builder: Builder): void {
+  const next = foreseenAfter(builder.graph, made);
+  if (next?.split === undefined) return;
+  const layer = routedLayer({ ...next, input: made.output }, builder, ' ahead');
+  const { logits, logitsWidth, route, routeWidth } = layer;
+  builder.declareBuffer(logits, MAX_STEP_ROWS * logitsWidth * 4);
+  builder.declareBuffer(route, MAX_STEP_ROWS * routeWidth * 4);
+  emitLogits(layer, 'step');
+  emitRoute(layer, 'step');
+  builder.kept.add(route);
+  builder.foreseen.push({ layer: next.layer, route, routeWidth });
+}
+
+/** @param which in the names of what is made */
+function routedLayer(operation: MoeOperation, builder: Builder, which = ''): RoutedLayer {
+  const { moe, prefix, output } = operation;
+  const slot = Math.ceil(moe.inner / 32) * 32;
+  const sharedSlot = Math.ceil((moe.shared?.inner ?? 0) / 32) * 32;
+  return {
+    operation,
+    builder,
+    hidden: builder.width(output),
+    which,
+    logits: `${prefix}.logits${which}`,
+    logitsWidth: moe.experts + (moe.shared?.gated === true ? 1 : 0),
+    route: `${prefix}.route${which}`,
+    routeWidth: 2 * moe.used + 1,
+    inner: `${prefix}.inner`,
+    innerWidth: moe.used * slot + sharedSlot,
+    slot,
+    sharedSlot,
+  };
 }
 
 /** The operation on rows that are normed already, by a dispatch of their own. */
@@ -145,13 +166,13 @@ function withoutNorm(operation: MoeOperation, builder: Builder): MoeOperation {
   return { ...operation, input: emitRowNorm(builder, 'prompt', operation), norm: undefined };
 }
 
-function emitLogits(layer: MoeLayer, mode: Mode): void {
-  const { operation, builder, logits, logitsWidth } = layer;
+function emitLogits(layer: RoutedLayer, mode: Mode): void {
+  const { operation, builder, which = '', logits, logitsWidth } = layer;
   const { moe, prefix, input, norm } = operation;
   const router = builder.weight(`${prefix}.router`);
   const shared = moe.shared?.gated === true ? [builder.weight(`${prefix}.shared.router`)] : [];
   const common = {
-    label: `${prefix}.router`,
+    label: `${prefix}.router${which}`,
     encoding: f32Encoding,
     norm,
     output: buffer(logits, 'write'),
