@@ -3,6 +3,7 @@
  * said here and nowhere else; `plan/select.ts` picks, and the conformance suite walks the same tables.
  */
 
+import { type Demand, demandsOf } from '../model/demands.ts';
 import type { Operation, OperationKind } from '../model/graph.ts';
 import type { FormatId } from '../quant/index.ts';
 
@@ -47,6 +48,8 @@ export interface KernelRow {
   readonly device: 'reference' | 'cpu' | 'gpu';
   readonly operation: OperationKind;
   readonly modes: readonly Mode[];
+  /** What it does beyond the plain form of its operation; absent: nothing. What is demanded and not named here is refused. */
+  readonly serves?: readonly Demand[];
   /** true, or the reason why not, as a phrase: `needs rows of a multiple of 256 values, found 96`. */
   accepts(request: KernelRequest): true | string;
   readonly tolerance: Tolerance;
@@ -56,4 +59,12 @@ export interface KernelRow {
   readonly unchecked?: true;
   /** What this row does to a weight when it is stored, as `plan` prints it: `interleave4`. Absent: stored as in the file. */
   readonly layout?: string;
+}
+
+/** true, or why a row does not take a request, as a phrase: for its mode, for what it does not serve, or for its own bounds. */
+export function answerOf(row: KernelRow, request: KernelRequest): true | string {
+  const { modes, serves = [] } = row;
+  if (!modes.includes(request.mode)) return `serves ${modes.join(' and ')} rows, not ${request.mode} rows`;
+  const lacking = demandsOf(request.operation).filter((demand) => !serves.includes(demand));
+  return lacking.length === 0 ? row.accepts(request) : `does not serve ${lacking.join(', ')}`;
 }

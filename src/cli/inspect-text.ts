@@ -3,7 +3,7 @@
 import type { ConclaveError, ErrorData } from '../errors.ts';
 import type { MetadataScalar, MetadataValue, TensorInfo } from '../format/model-file.ts';
 import type { Ignored } from '../model/family-reader.ts';
-import type { LayerSpec, ModelSpec } from '../model/spec.ts';
+import type { Activation, LayerSpec, ModelSpec } from '../model/spec.ts';
 import { showRanges, wrap } from '../plan/show.ts';
 import { columns, printable, printableName, quoted, showBytes, showCount, showPlural } from './format.ts';
 
@@ -156,7 +156,7 @@ function modelRows(spec: ModelSpec): string[][] {
 }
 
 function attention({ attention: spec }: LayerSpec): string {
-  const { heads, kvHeads, headDim, valueDim, rope, qkNorm } = spec;
+  const { heads, kvHeads, headDim, valueDim, rope, qkNorm, reach, gate } = spec;
   return [
     `${showPlural(heads, 'head')} of ${headDim}${valueDim === headDim ? '' : ` (values of ${valueDim})`} over ${showPlural(kvHeads, 'key/value head')}`,
     ...(rope === undefined
@@ -165,20 +165,31 @@ function attention({ attention: spec }: LayerSpec): string {
           `rope ${rope.dimensions} ${rope.pairing}, base ${rope.base}${rope.scaling.kind === 'none' ? '' : `, ${rope.scaling.kind} scaling`}`,
         ]),
     ...(qkNorm === undefined ? [] : [`query and key norm over ${qkNorm.over === 'head' ? 'each head' : 'all heads'}`]),
+    ...(reach === undefined
+      ? []
+      : [`${reach.kind === 'window' ? 'a window' : 'chunks'} of ${showPlural(reach.length, 'position')}`]),
+    ...(spec.sinks ? ['sinks'] : []),
+    ...(spec.temperature === undefined ? [] : ['a temperature by position']),
+    ...(gate === undefined ? [] : [`a ${gate.activation} gate for each ${gate.per}`]),
   ].join(', ');
 }
 
 function feedForward({ feedForward: spec }: LayerSpec): string {
-  if (spec.kind === 'dense') return `dense, ${showCount(spec.inner)} wide, ${spec.activation}`;
+  if (spec.kind === 'dense') return `dense, ${showCount(spec.inner)} wide, ${activationName(spec.activation)}`;
   const { experts, used, inner, router, shared, activation } = spec.moe;
   return [
-    `${experts} experts of ${showCount(inner)}, ${used} used, ${activation}`,
-    `${router.gating} router${router.selectionBias ? ' with selection bias' : ''}`,
+    `${experts} experts of ${showCount(inner)}, ${used} used, ${activationName(activation)}`,
+    `${router.gating} router${router.selectionBias ? ' with selection bias' : ''}${router.weighsInput ? ' that weighs inputs' : ''}`,
     ...(router.groups === undefined ? [] : [`${router.groups.used} of ${router.groups.count} groups`]),
     ...(router.normalise ? ['normalised'] : []),
     ...(router.scale === 1 ? [] : [`scaled by ${router.scale}`]),
     ...(shared === undefined ? [] : [`shared expert of ${showCount(shared.inner)}${shared.gated ? ', gated' : ''}`]),
+    ...(spec.beside === undefined ? [] : [`a dense block of ${showCount(spec.beside.inner)} beside them`]),
   ].join(', ');
+}
+
+function activationName(activation: Activation): string {
+  return typeof activation === 'object' ? activation.kind : activation;
 }
 
 function ignored(entries: readonly Ignored[]): string[] {

@@ -33,7 +33,9 @@ for (const family of families) {
       const named = [first, second].map((part) => weightsOfGraph(part, weights));
       assert.deepEqual(new Set(named.flatMap((each) => [...each.keys()])), new Set(weights.keys()));
       const shared = [...(named[0] ?? new Map()).keys()].filter((name) => named[1]?.has(name));
-      const both = [...(spec.head.tied ? ['embedding'] : []), ...(weights.has('ropeFactors') ? ['ropeFactors'] : [])];
+      const factored = spec.layers.map(({ attention }) => attention.rope?.scaling.kind === 'factors');
+      const ropeFactors = factored.slice(0, border).includes(true) && factored.slice(border).includes(true);
+      const both = [...(spec.head.tied ? ['embedding'] : []), ...(ropeFactors ? ['ropeFactors'] : [])];
       assert.deepEqual(shared.sort(), both.sort());
     }
   });

@@ -63,7 +63,8 @@ export function weightsOfGraph(graph: Graph, weights: Weights): Weights {
     if (operation.kind === 'experts') {
       for (const name of expertWeights(operation)) names.add(name);
     }
-    if ('weight' in operation) names.add(operation.weight);
+    if ('weight' in operation && operation.weight !== undefined) names.add(operation.weight);
+    if (operation.kind === 'attention' && operation.sinks !== undefined) names.add(operation.sinks);
     if (operation.kind === 'linear' && operation.bias !== undefined) names.add(operation.bias);
     if (operation.kind === 'rope' && operation.rope.scaling.kind === 'factors') names.add('ropeFactors');
   }
@@ -73,8 +74,9 @@ export function weightsOfGraph(graph: Graph, weights: Weights): Weights {
 }
 
 /** The weights that an `experts` operation reads: no router, and nothing that is shared. */
-export function expertWeights({ prefix, norm }: ExpertsOperation): readonly WeightName[] {
-  const own = [`${prefix}.gate`, `${prefix}.up`, `${prefix}.down`];
+export function expertWeights({ prefix, norm, moe }: ExpertsOperation): readonly WeightName[] {
+  const matrices = [`${prefix}.gate`, `${prefix}.up`, `${prefix}.down`];
+  const own = moe.biases ? [...matrices, ...matrices.map((name) => `${name}.bias`)] : matrices;
   return norm === undefined ? own : [norm.weight, ...own];
 }
 

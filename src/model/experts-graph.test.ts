@@ -37,7 +37,9 @@ for (const family of families) {
       assert.equal(operation.input, `${at}.attention.residual`);
       assert.deepEqual([apart.widths[operation.input], apart.widths[operation.output]], [spec.hidden, spec.hidden]);
       const own = weightsOfGraph({ ...apart, operations: [operation] }, weights);
-      const names = ['feedForward.norm', 'moe.gate', 'moe.up', 'moe.down'];
+      const matrices = ['moe.gate', 'moe.up', 'moe.down'];
+      const biases = operation.moe.biases ? matrices.map((name) => `${name}.bias`) : [];
+      const names = ['feedForward.norm', ...matrices, ...biases];
       assert.deepEqual([...own.keys()].sort(), names.map((name) => `${at}.${name}`).sort());
     }
     // Nobody else makes what they read or has what they make, and no cache belongs to them.

@@ -4,7 +4,8 @@
  */
 
 import { InternalError } from '../errors.ts';
-import type { ExpertsOperation, Graph, MoeOperation, NormOperation, Operation, ValueName } from './graph.ts';
+import type { ExpertsOperation, Graph, MoeOperation, Operation, ValueName } from './graph.ts';
+import { rowNormOf } from './row-norm.ts';
 
 /**
  * One `experts` operation for each of the layers, in order, then what else the device runs. No operation makes what they
@@ -41,10 +42,6 @@ function expertsOf(
   const own = { kind: 'experts', layer, prefix, moe, output: `${prefix}.experts` } as const;
   if (norm !== undefined) return { ...own, input, norm };
   const maker = makers.get(input);
-  if (!isRowNorm(maker, widths)) return { ...own, input };
-  return { ...own, input: maker.input, norm: { weight: maker.weight, epsilon: maker.epsilon } };
-}
-
-function isRowNorm(operation: Operation | undefined, widths: Graph['widths']): operation is NormOperation {
-  return operation?.kind === 'norm' && operation.group === widths[operation.output];
+  const rowNorm = maker && rowNormOf(maker, widths);
+  return rowNorm === undefined ? { ...own, input } : { ...own, ...rowNorm };
 }

@@ -106,6 +106,20 @@ export class FamilyReader {
     return found.value as boolean;
   }
 
+  /**
+   * True or false for each layer.
+   * @throws CorruptFileError `corrupt_file` naming the full key.
+   */
+  flags(key: string, layers: number): readonly boolean[] {
+    const found = this.#take(key);
+    const expected = `true or false for each of the ${layers} layers`;
+    if (found === undefined) throw this.#missingKey(key, expected);
+    if (found.type !== 'array' || found.element !== 'bool' || found.value.length !== layers) {
+      throw this.corruptKey(key, describe(found), expected);
+    }
+    return Array.from(found.value, (value) => value === true);
+  }
+
   /** @throws CorruptFileError `corrupt_file` naming the full key. */
   text(key: string, options: { readonly default?: string } = {}): string {
     const found = this.#take(key);
@@ -138,6 +152,32 @@ export class FamilyReader {
    */
   weight(name: WeightName, tensorName: string, shape: readonly number[]): void {
     this.#bind(name, [this.#claim(tensorName, shape)], shape);
+  }
+
+  /**
+   * Claims a tensor of the given shape as one vector, row after row: numbers that are added or multiplied, never a matrix.
+   * @throws CorruptFileError `corrupt_file` naming the tensor when it is missing or of another shape.
+   */
+  vector(name: WeightName, tensorName: string, shape: readonly number[]): void {
+    this.#bind(name, [this.#claim(tensorName, shape)], [shape.reduce((product, size) => product * size, 1)]);
+  }
+
+  /**
+   * Claims a stack of matrices [count, 2 · rows, columns] as two stacks of `shape` [count, rows, columns]: of each matrix
+   * the upper half goes to the first name, the lower to the second.
+   * @throws CorruptFileError `corrupt_file` naming the tensor when it is missing or of another shape.
+   */
+  halves(names: readonly [WeightName, WeightName], tensorName: string, shape: readonly [number, number, number]): void {
+    const [count, rows, columns] = shape;
+    const whole = this.#claim(tensorName, [count, 2 * rows, columns]);
+    const bytes = whole.bytes / (2 * count);
+    names.forEach((name, half) => {
+      const parts = Array.from({ length: count }, (_, index): TensorInfo => {
+        const offset = whole.offset + (2 * index + half) * bytes;
+        return { ...whole, shape: [rows, columns], offset, bytes };
+      });
+      this.#bind(name, parts, shape);
+    });
   }
 
   /** As {@link weight}, where the file has the tensor; returns whether it has. */

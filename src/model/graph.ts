@@ -4,7 +4,7 @@
  * graph before kernels are chosen: the operations that only such a rewrite makes are the fused ones below.
  */
 
-import type { Activation, MoeSpec, RopeSpec } from './spec.ts';
+import type { Activation, GateActivation, MoeSpec, ReachSpec, RopeSpec, TemperatureSpec } from './spec.ts';
 
 /** The name of a value: f32 [rows, width]. Each is written once. */
 export type ValueName = string;
@@ -17,10 +17,11 @@ interface OperationBase {
   readonly output: ValueName;
 }
 
-/** Row t of the output is the weight's row `tokens[t]`. */
+/** Row t of the output is the weight's row `tokens[t]`, multiplied with `scale` where there is one. */
 export interface EmbedOperation extends OperationBase {
   readonly kind: 'embed';
   readonly weight: WeightName;
+  readonly scale?: number;
 }
 
 /** Rows [rows, width] that a part of a model gets from outside: what the part before gave. */
@@ -32,7 +33,8 @@ export interface IncomingOperation extends OperationBase {
 export interface NormOperation extends OperationBase {
   readonly kind: 'norm';
   readonly input: ValueName;
-  readonly weight: WeightName;
+  /** Absent: every element has the weight 1. */
+  readonly weight?: WeightName;
   readonly epsilon: number;
   readonly group: number;
 }
@@ -55,7 +57,8 @@ export interface RopeOperation extends OperationBase {
 
 /**
  * Writes each row's key and value to the layer's cache at the row's position, then attends from the row's queries to
- * positions 0 … its own of its own sequence. Query head h reads key/value head ⌊h·kvHeads/heads⌋.
+ * positions 0 … its own of its own sequence, or those of them that `reach` leaves. Query head h reads key/value head
+ * ⌊h·kvHeads/heads⌋.
  */
 export interface AttentionOperation extends OperationBase {
   readonly kind: 'attention';
@@ -67,6 +70,10 @@ export interface AttentionOperation extends OperationBase {
   readonly headDim: number;
   readonly valueDim: number;
   readonly scale: number;
+  readonly reach?: ReachSpec;
+  /** [heads] A score for each head that takes part in the softmax and brings no value. */
+  readonly sinks?: WeightName;
+  readonly temperature?: TemperatureSpec;
   /**
    * Fused: the operation before it, which makes `query` and writes keys and values to the cache; `key` and `value` are not
    * read.
@@ -82,12 +89,30 @@ export interface GluOperation extends OperationBase {
   readonly activation: Activation;
 }
 
+/** output = input ⊙ act(gate): each number of `gate` for as many elements of `input`, side by side, as widths give it. */
+export interface GateOperation extends OperationBase {
+  readonly kind: 'gate';
+  readonly input: ValueName;
+  readonly gate: ValueName;
+  readonly activation: GateActivation;
+}
+
+/** output = input · factor, and · the one number of `weight` where there is one. */
+export interface ScaleOperation extends OperationBase {
+  readonly kind: 'scale';
+  readonly input: ValueName;
+  readonly factor: number;
+  readonly weight?: WeightName;
+}
+
 /** The whole MoE layer: router, selection, experts, shared expert. Weights are named under `prefix` (`layers.i.moe`). */
 export interface MoeOperation extends OperationBase {
   readonly kind: 'moe';
   readonly input: ValueName;
   readonly prefix: WeightName;
   readonly moe: MoeSpec;
+  /** What the router reads; absent: the input. */
+  readonly routerInput?: ValueName;
   /** Fused: the norm that its input goes through first. */
   readonly norm?: RowNorm;
   /** Fused: what is added to its output. */
@@ -121,6 +146,8 @@ export interface HeadOperation extends OperationBase {
   readonly kind: 'head';
   readonly input: ValueName;
   readonly weight: WeightName;
+  /** Logits l become softcap · tanh(l / softcap). */
+  readonly softcap?: number;
 }
 
 /** RMS norm over the whole of a row, in front of a fused operation. */
@@ -174,6 +201,8 @@ export type Operation =
   | RopeOperation
   | AttentionOperation
   | GluOperation
+  | GateOperation
+  | ScaleOperation
   | MoeOperation
   | ExpertsOperation
   | AddOperation

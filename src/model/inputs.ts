@@ -14,12 +14,16 @@ export function inputsOf(operation: Operation): readonly ValueName[] {
       return [operation.gate, operation.up];
     case 'add':
       return [operation.left, operation.right];
-    case 'project':
+    case 'gate':
+      return [operation.input, operation.gate];
     case 'moe':
+      return [operation.input, operation.routerInput, operation.add].filter((name) => name !== undefined);
+    case 'project':
       return operation.add === undefined ? [operation.input] : [operation.input, operation.add];
     case 'norm':
     case 'linear':
     case 'rope':
+    case 'scale':
     case 'head':
     case 'gated':
     case 'rotate':

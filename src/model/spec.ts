@@ -11,14 +11,21 @@
  * | `layers.i.attention.query`, `.key`, `.value` | [heads·headDim, hidden], [kvHeads·headDim, hidden], [kvHeads·valueDim, hidden] |
  * | `layers.i.attention.query.bias`, `.key.bias`, `.value.bias`, `.output.bias` | [rows of the weight] |
  * | `layers.i.attention.queryNorm`, `.keyNorm` | [headDim] (`qkNorm: 'head'`) or [heads·headDim], [kvHeads·headDim] (`'full'`) |
+ * | `layers.i.attention.sinks` | [heads] |
+ * | `layers.i.attention.gate` | [heads, hidden] (`gate.per: 'head'`) or [heads·valueDim, hidden] (`'element'`) |
  * | `layers.i.attention.output` | [hidden, heads·valueDim] |
- * | `layers.i.feedForward.norm` | [hidden] |
+ * | `layers.i.attention.postNorm` | [hidden] |
+ * | `layers.i.feedForward.norm`, `.postNorm`, `.routerNorm` | [hidden] |
  * | `layers.i.feedForward.gate`, `.up`, `.down` | [inner, hidden] twice, [hidden, inner] |
+ * | `layers.i.beside.norm`, `.gate`, `.up`, `.down`, `.postNorm` | as `feedForward`, of the dense block beside experts |
+ * | `layers.i.beside.sumNorm` | [hidden] |
  * | `layers.i.moe.router` | [experts, hidden] |
- * | `layers.i.moe.selectionBias` | [experts] |
+ * | `layers.i.moe.router.bias`, `.selectionBias`, `.expertScale` | [experts] |
  * | `layers.i.moe.gate`, `.up`, `.down` | [experts, inner, hidden] twice, [experts, hidden, inner] |
+ * | `layers.i.moe.gate.bias`, `.up.bias`, `.down.bias` | [experts·inner] twice, [experts·hidden] |
  * | `layers.i.moe.shared.gate`, `.up`, `.down` | [sharedInner, hidden] twice, [hidden, sharedInner] |
  * | `layers.i.moe.shared.router` | [1, hidden]: the shared expert's own gate |
+ * | `layers.i.scale` | [1] |
  * | `finalNorm` | [hidden] |
  * | `head` | [vocabulary, hidden]; absent when `head.tied` |
  * | `ropeFactors` | [rope dimensions / 2]: what each inverse frequency is divided by |
@@ -31,14 +38,23 @@ export interface ModelSpec {
   readonly hidden: number;
   /** The context length it was trained with, in tokens. */
   readonly trainedContext: number;
+  /** Absent: embeddings are taken as they are. */
+  readonly embedding?: EmbeddingSpec;
   readonly layers: readonly LayerSpec[];
   readonly finalNorm: NormSpec;
   readonly head: HeadSpec;
 }
 
+export interface EmbeddingSpec {
+  /** What embeddings are multiplied with. */
+  readonly scale: number;
+}
+
 export interface LayerSpec {
   readonly attention: AttentionSpec;
   readonly feedForward: FeedForwardSpec;
+  /** The residual stream is multiplied with the weight `scale` at the layer's end. */
+  readonly scaled?: true;
 }
 
 /** RMS norm: x / √(mean(x²) + epsilon) · weight. */
@@ -58,11 +74,56 @@ export interface AttentionSpec {
   readonly scale: number;
   /** Absent: no rotation in this layer. */
   readonly rope?: RopeSpec;
-  /** A norm on queries and keys before the rotation: each head by itself, or the whole projection at once. */
-  readonly qkNorm?: { readonly over: 'head' | 'full'; readonly epsilon: number };
+  readonly qkNorm?: QkNormSpec;
+  /** A norm on each head's value, without weights. */
+  readonly valueNorm?: NormSpec;
+  /** There is no projection for values: they are the keys' projection, before its norm and rotation. */
+  readonly valueIsKey?: true;
+  /** Absent: a row sees all positions up to its own. */
+  readonly reach?: ReachSpec;
+  /** Each head has a score of its own, the weight `sinks`, that takes part in the softmax and brings no value. */
+  readonly sinks?: true;
+  /** Absent: scores are as sharp at every position. */
+  readonly temperature?: TemperatureSpec;
+  /** What heads have mixed is multiplied with act(W_g · x), x the block's normed input, before the output projection. */
+  readonly gate?: GateSpec;
+  /** A norm on the block's output, before it is added to the residual stream. */
+  readonly postNorm?: NormSpec;
   /** Which projections carry a bias. */
   readonly bias: { readonly query: boolean; readonly key: boolean; readonly value: boolean; readonly output: boolean };
 }
+
+/** A norm on queries and keys: each head by itself, or the whole projection at once. */
+export interface QkNormSpec {
+  readonly over: 'head' | 'full';
+  readonly epsilon: number;
+  /** Without weights (Llama 4). */
+  readonly unweighted?: true;
+  /** After the rotation; absent: before it. */
+  readonly afterRope?: true;
+}
+
+/** How far back a row sees: `window`: the last `length` positions, its own among them; `chunk`: those of its own chunk. */
+export interface ReachSpec {
+  readonly kind: 'window' | 'chunk';
+  /** In positions. */
+  readonly length: number;
+}
+
+/** Scores at position p are multiplied with 1 + scale · ln(1 + ⌊(p + 1) / length⌋) (arXiv 2501.19399, as Llama 4 has it). */
+export interface TemperatureSpec {
+  readonly length: number;
+  readonly scale: number;
+}
+
+export interface GateSpec {
+  readonly activation: GateActivation;
+  /** One number for all of a head, or one for each element. */
+  readonly per: 'head' | 'element';
+}
+
+/** `softplus`: ln(1 + eˣ). */
+export type GateActivation = 'sigmoid' | 'softplus';
 
 /** Rotary position embedding (arXiv 2104.09864). */
 export interface RopeSpec {
@@ -100,11 +161,36 @@ export type RopeScaling =
       readonly truncate: boolean;
     };
 
-export type Activation = 'silu';
+/** How gate and up become one: act(gate) ⊙ up. `geluTanh` is GELU by its tanh (arXiv 1606.08415). */
+export type Activation = 'silu' | 'geluTanh' | ClampedSwiglu;
 
-export type FeedForwardSpec =
-  | { readonly kind: 'dense'; readonly norm: NormSpec; readonly inner: number; readonly activation: Activation }
-  | { readonly kind: 'moe'; readonly norm: NormSpec; readonly moe: MoeSpec };
+/** g·σ(alpha·g) ⊙ (u + 1), g = min(gate, limit), u = up within ±limit (gpt-oss). */
+export interface ClampedSwiglu {
+  readonly kind: 'clampedSwiglu';
+  readonly alpha: number;
+  readonly limit: number;
+}
+
+export type FeedForwardSpec = ({ readonly kind: 'dense' } & DenseBlockSpec) | MoeBlockSpec;
+
+/** x + postNorm(W_down(act(W_gate·n) ⊙ W_up·n)), n = norm(x). */
+export interface DenseBlockSpec {
+  readonly norm: NormSpec;
+  readonly inner: number;
+  readonly activation: Activation;
+  readonly postNorm?: NormSpec;
+}
+
+export interface MoeBlockSpec {
+  readonly kind: 'moe';
+  readonly norm: NormSpec;
+  readonly moe: MoeSpec;
+  readonly postNorm?: NormSpec;
+  /** The router has an input of its own: norm(x) · scale, weighted with `routerNorm`. Absent: the experts' input. */
+  readonly routerNorm?: NormSpec & { readonly scale: number };
+  /** A dense block on the same stream: both outputs are added, then normed, before they join the stream (Gemma 4). */
+  readonly beside?: DenseBlockSpec & { readonly sumNorm: NormSpec };
+}
 
 /** y = Σ w_i·E_i(x) + g·S(x), in rank order; E(x) = W_down(act(W_gate·x) ⊙ W_up·x). */
 export interface MoeSpec {
@@ -114,13 +200,20 @@ export interface MoeSpec {
   /** Width of an expert's gate and up projections. */
   readonly inner: number;
   readonly activation: Activation;
+  /** The projections of each routed expert carry biases. */
+  readonly biases?: true;
   readonly router: RouterSpec;
   readonly shared?: SharedExpertSpec;
 }
 
-/** How experts are chosen and weighted; see DESIGN §4. Ties go to the lower index. */
+/**
+ * How experts are chosen and weighted. Ties go to the lower index. A softmax over the selected logits alone is a softmax
+ * over all whose selected weights are divided by their sum.
+ */
 export interface RouterSpec {
   readonly gating: 'softmax' | 'sigmoid';
+  /** Logits are W_r·x + `router.bias`. */
+  readonly bias?: true;
   /** Whether `moe.selectionBias` is added to the scores for the selection (never for the weights). */
   readonly selectionBias: boolean;
   /** Experts are in `count` equal groups, of which the `used` best are kept, ranked by their best or two best members. */
@@ -129,6 +222,10 @@ export interface RouterSpec {
   readonly normalise: boolean;
   /** What the weights are multiplied with at the end. */
   readonly scale: number;
+  /** Weights are also multiplied with the chosen expert's own scale. */
+  readonly expertScale?: true;
+  /** Weights multiply the expert's input instead of its output (Llama 4). */
+  readonly weighsInput?: true;
 }
 
 export interface SharedExpertSpec {
@@ -140,4 +237,6 @@ export interface SharedExpertSpec {
 export interface HeadSpec {
   /** Whether the head uses the embedding's weight. */
   readonly tied: boolean;
+  /** Logits l become cap · tanh(l / cap). */
+  readonly softcap?: number;
 }

@@ -133,8 +133,10 @@ export function weightNamesOf(operation: Operation, weights: Weights): WeightNam
       return [operation.norm?.weight, operation.gate, operation.up].filter(isName);
     case 'rotate':
       return [operation.queryNorm?.weight, operation.keyNorm?.weight].filter(isName);
+    case 'attention':
+      return [operation.sinks].filter(isName);
     default:
-      return 'weight' in operation ? [operation.weight] : [];
+      return 'weight' in operation ? [operation.weight].filter(isName) : [];
   }
 }
 

@@ -1,6 +1,6 @@
 /** Picks the kernel row that serves a request, or refuses with every row's reason. The only support check there is. */
 
-import type { KernelRequest, KernelRow } from '../backend/kernel.ts';
+import { answerOf, type KernelRequest, type KernelRow } from '../backend/kernel.ts';
 import { Refusal, type RefusalReason } from '../errors.ts';
 
 /**
@@ -11,11 +11,7 @@ export function select<Row extends KernelRow>(rows: readonly Row[], request: Ker
   const reasons: RefusalReason[] = [];
   for (const row of rows) {
     if (row.operation !== request.operation.kind) continue;
-    if (!row.modes.includes(request.mode)) {
-      reasons.push({ row: row.name, reason: `serves ${row.modes.join(' and ')} rows, not ${request.mode} rows` });
-      continue;
-    }
-    const answer = row.accepts(request);
+    const answer = answerOf(row, request);
     if (answer === true) return row;
     reasons.push({ row: row.name, reason: answer });
   }

@@ -1,6 +1,6 @@
 /**
  * Laws 3 and 4 for attention on the CPU: both kinds of cache against the reference over head widths, sharing of key heads,
- * page borders and scattered pages; and no bit of a row depends on chunks, on neighbours or on where its pages lie.
+ * page borders and scattered pages, windows, chunks, sinks and temperature; and no bit of a row depends on chunks, on neighbours or on where its pages lie.
  */
 
 import assert from 'node:assert/strict';
@@ -10,6 +10,8 @@ import type { CacheType } from '../../src/backend/kernel.ts';
 import { NonFiniteError } from '../../src/errors.ts';
 import {
   attentionOver,
+  type Beyond,
+  beyondPlain,
   checkRuns,
   chunkedPrompt,
   type Inputs,
@@ -36,11 +38,17 @@ const shapes: readonly Shape[] = [
   { heads: 62, kvHeads: 2, headDim: 4, valueDim: 8 },
 ];
 
-async function checkAttention(shape: Shape, inputs: Inputs, cache: CacheType, tolerance: number): Promise<void> {
-  const tiny = attentionOver(shape, inputs);
+async function checkAttention(
+  shape: Shape,
+  inputs: Inputs,
+  cache: CacheType,
+  tolerance: number,
+  beyond: Beyond = {},
+): Promise<void> {
+  const tiny = attentionOver(shape, inputs, beyond);
   const expected = await onReference(tiny, options(cache), wholePrompts);
   const width = shape.heads * shape.valueDim;
-  const what = JSON.stringify(shape);
+  const what = JSON.stringify({ ...shape, ...beyond });
   assert.equal(tinyPlan(tiny, options(cache)).operations.at(-1)?.rows.step, `attention-${cache}`);
   await onCpu(tiny, options(cache), (cpu) => checkRuns(cpu, { expected, width, tolerance, what }));
   await checkPlacement(tiny, cache, what);
@@ -64,6 +72,15 @@ for (const row of cpuRows.filter(({ operation }) => operation === 'attention')) 
       test(`${heads} heads of ${headDim} on ${kvHeads} of ${headDim} and ${valueDim}`, async () => {
         const inputs = inputsOf(shape, index);
         await checkAttention(shape, inputs, cache, row.tolerance.relativeRms);
+      });
+    }
+
+    for (const [name, beyond] of Object.entries(beyondPlain)) {
+      test(`${name}: heads that share, in wide and in narrow heads`, async () => {
+        for (const at of [1, 5]) {
+          const shape = shapes[at] as Shape;
+          await checkAttention(shape, inputsOf(shape, at), cache, row.tolerance.relativeRms, beyond);
+        }
       });
     }
 

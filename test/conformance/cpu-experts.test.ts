@@ -133,9 +133,9 @@ async function check(what: string, given: MoeCase, normed: boolean): Promise<voi
 function checkRounded(tiny: Tiny, given: MoeCase, rows: Float32Array, found: Values, what: string): void {
   const { hidden, moe, formats } = given;
   const weights = new Map(
-    routed.map((part) => [
-      part as string,
-      decoded(tiny.weights.get(`m.${part}`)?.format as FormatId, bytesOf(tiny, `m.${part}`)),
+    [...tiny.weights.keys()].map((name) => [
+      name.slice('m.'.length),
+      decoded(tiny.weights.get(name)?.format as FormatId, bytesOf(tiny, name)),
     ]),
   );
   const by = {
@@ -162,6 +162,8 @@ function checkRounded(tiny: Tiny, given: MoeCase, rows: Float32Array, found: Val
 
 describe('a pair of a row and an expert', () => {
   for (const [name, given] of Object.entries(moeCases)) {
+    // What an input is multiplied with belongs to the choice, which is made elsewhere: the row does not serve that.
+    if (given.moe.router.weighsInput) continue;
     test(`${name}`, () => check(name, given, false));
   }
   for (const { id } of cpuFormats) {

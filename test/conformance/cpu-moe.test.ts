@@ -60,7 +60,7 @@ async function check(what: string, given: MoeCase): Promise<void> {
 }
 
 /** Far closer than rounding allows: to the reference over the same rounded activations. */
-function checkRounded({ moe, formats }: MoeCase, tiny: Tiny, found: Float32Array, what: string): void {
+function checkRounded({ moe, formats, routerInput }: MoeCase, tiny: Tiny, found: Float32Array, what: string): void {
   const valuesOf = (name: string) => decoded(tiny.weights.get(name)?.format as FormatId, bytesOf(tiny, name));
   const cache = new Map<string, Float32Array>();
   const weight = (part: string) => {
@@ -68,7 +68,13 @@ function checkRounded({ moe, formats }: MoeCase, tiny: Tiny, found: Float32Array
     cache.set(part, known);
     return known;
   };
-  const expected = roundedMoe(valuesOf('table x'), moe, weight, (part) => encodingOf(formats[part as Part]));
+  const expected = roundedMoe(
+    valuesOf('table x'),
+    moe,
+    weight,
+    (part) => encodingOf(formats[part as Part]),
+    routerInput ? valuesOf('table r') : undefined,
+  );
   nearByKind(
     { y: found },
     { y: expected },

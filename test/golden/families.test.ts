@@ -8,29 +8,12 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { fileURLToPath } from 'node:url';
 
+import { families, familyFile as pathOf } from '../support/families.ts';
 import { argmax, pagesFor, type ReferenceModel, runRows, withReference } from '../support/reference.ts';
 import { type FixtureTensor, f32Of, i32Of, readSafetensors } from '../support/safetensors.ts';
 
 const TOLERANCE = 2e-4;
-
-const fixtures = [
-  'llama',
-  'llama3-rope',
-  'llama-yarn',
-  'mixtral',
-  'qwen2',
-  'qwen3',
-  'qwen2moe',
-  'qwen3moe',
-  'olmoe',
-  'glm4moe',
-];
-
-function pathOf(family: string, file: string): string {
-  return fileURLToPath(new URL(`../fixtures/families/${family}/${file}`, import.meta.url));
-}
 
 function worstError(found: Float32Array, expected: Float32Array): number {
   assert.equal(found.length, expected.length);
@@ -51,7 +34,7 @@ async function checkPrompt(model: ReferenceModel, expected: ReadonlyMap<string, 
   return logits;
 }
 
-for (const family of fixtures) {
+for (const family of families) {
   const expected = readSafetensors(pathOf(family, 'expected.safetensors'));
   const tokens = i32Of(expected, 'tokens');
 

@@ -5,47 +5,14 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { fileURLToPath } from 'node:url';
 import { CorruptFileError, Refusal, UsageError } from '../../src/errors.ts';
-import { openGguf } from '../../src/format/gguf.ts';
 import { meta } from '../../src/format/gguf-writer.ts';
 import type { MetadataValue, ModelFile, TensorInfo } from '../../src/format/model-file.ts';
 import { buildGraph } from '../../src/model/decoder.ts';
 import { families } from '../../src/model/families/index.ts';
 import { readModel } from '../../src/model/read-model.ts';
 import type { RopeSpec } from '../../src/model/spec.ts';
-import { nodeModelSource } from '../support/node-source.ts';
-
-async function header(family: string): Promise<ModelFile> {
-  const path = fileURLToPath(new URL(`../fixtures/families/${family}/model.gguf`, import.meta.url));
-  const file = await openGguf(await nodeModelSource(path));
-  await file.close();
-  return file;
-}
-
-interface Changes {
-  /** Null removes. */
-  readonly metadata?: Readonly<Record<string, MetadataValue | null>>;
-  readonly tensors?: Readonly<Record<string, TensorInfo | null>>;
-}
-
-function altered(file: ModelFile, changes: Changes): ModelFile {
-  const change = <T>(map: ReadonlyMap<string, T>, entries: Readonly<Record<string, T | null>> = {}) => {
-    const copy = new Map(map);
-    for (const [name, value] of Object.entries(entries)) {
-      if (value === null) copy.delete(name);
-      else copy.set(name, value);
-    }
-    return copy;
-  };
-  return { ...file, metadata: change(file.metadata, changes.metadata), tensors: change(file.tensors, changes.tensors) };
-}
-
-function tensorOf(file: ModelFile, name: string): TensorInfo {
-  const tensor = file.tensors.get(name);
-  assert.ok(tensor !== undefined, name);
-  return tensor;
-}
+import { altered, type Changes, header, tensorOf } from '../support/headers.ts';
 
 async function ropeOf(family: string, metadata: Changes['metadata']): Promise<RopeSpec | undefined> {
   return readModel(altered(await header(family), { metadata })).spec.layers[0].attention.rope;

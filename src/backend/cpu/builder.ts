@@ -221,11 +221,14 @@ export function productsOf(operation: Operation): { readonly input: ValueName; r
     case 'head':
       return [{ input: operation.input, weight: operation.weight }];
     case 'moe': {
-      const { input, prefix, moe } = operation;
-      const names = ['router', 'gate', 'up'];
+      const { input, routerInput = input, prefix, moe } = operation;
+      const names = ['gate', 'up'];
       if (moe.shared !== undefined) names.push('shared.gate', 'shared.up');
       if (moe.shared?.gated === true) names.push('shared.router');
-      return names.map((name) => ({ input, weight: `${prefix}.${name}` }));
+      return [
+        { input: routerInput, weight: `${prefix}.router` },
+        ...names.map((name) => ({ input, weight: `${prefix}.${name}` })),
+      ];
     }
     case 'experts': {
       const input = normedName(operation);

@@ -21,7 +21,8 @@ const { spec, weights } = mixedModel;
 const graph = buildGraph(spec);
 
 function rowOf(operation: Operation): CpuRow {
-  const format = 'weight' in operation ? weights.get(operation.weight)?.format.toLowerCase() : undefined;
+  const weight = 'weight' in operation ? operation.weight : undefined;
+  const format = weight === undefined ? undefined : weights.get(weight)?.format.toLowerCase();
   const names = [operation.kind, `${operation.kind}-${format}`, `${operation.kind}-f16`];
   const row = cpuRows.find(({ name }) => names.includes(name));
   assert.ok(row !== undefined, `no row for ${operation.kind}`);

@@ -21,6 +21,7 @@ import type {
   ValueName,
 } from '../../model/graph.ts';
 import { inputsOf } from '../../model/inputs.ts';
+import { rowNormOf } from '../../model/row-norm.ts';
 
 /** The same values under the same names, but for those inside of fused operations. */
 export function fuse(graph: Graph): Graph {
@@ -65,10 +66,11 @@ class Fusing {
 
   /** The norm of whole rows whose output `readers` operations read and nobody else; it is taken out. */
   #takeRowNorm(name: ValueName, readers: number): { readonly input: ValueName; readonly norm?: RowNorm } {
-    const norm = this.#maker<NormOperation>('norm', name, readers);
-    if (norm === undefined || norm.group !== this.#widths[norm.output]) return { input: name };
-    this.#instead.set(norm, []);
-    return { input: norm.input, norm: { weight: norm.weight, epsilon: norm.epsilon } };
+    const made = this.#maker<NormOperation>('norm', name, readers);
+    const taken = made && rowNormOf(made, this.#widths);
+    if (made === undefined || taken === undefined) return { input: name };
+    this.#instead.set(made, []);
+    return taken;
   }
 
   /** Projections, norms of heads, rotations and the store of keys and values. */
@@ -82,8 +84,8 @@ class Fusing {
     if (q.input !== k.input || q.input !== v.input) return;
     const rope = queries.rope?.rope;
     if (JSON.stringify(rope) !== JSON.stringify(keys.rope?.rope)) return;
-    for (const taken of [q, k, queries.norm, keys.norm, queries.rope, keys.rope]) {
-      if (taken !== undefined) this.#instead.set(taken, []);
+    for (const taken of [q, k, ...queries.others, ...keys.others]) {
+      this.#instead.set(taken, []);
     }
     const projected = `layers.${layer}.attention.projected`;
     this.#widths[projected] = heads * headDim + kvHeads * (headDim + valueDim);
@@ -94,14 +96,12 @@ class Fusing {
       parts: [q, k, v].map(({ weight, bias }) => ({ weight, bias })),
       output: projected,
     };
-    const headNorm = (norm: NormOperation | undefined) =>
-      norm && { weight: norm.weight, epsilon: norm.epsilon, group: norm.group };
     const rotate: RotateOperation = {
       kind: 'rotate',
       layer,
       input: projected,
-      queryNorm: headNorm(queries.norm),
-      keyNorm: headNorm(keys.norm),
+      queryNorm: queries.norm,
+      keyNorm: keys.norm,
       rope,
       heads,
       kvHeads,
@@ -118,14 +118,20 @@ class Fusing {
   #projection(name: ValueName):
     | {
         readonly linear: LinearOperation;
-        readonly norm?: NormOperation;
+        readonly norm?: RotateOperation['queryNorm'];
         readonly rope?: RopeOperation;
+        /** The operations behind the product. */
+        readonly others: readonly Operation[];
       }
     | undefined {
     const rope = this.#maker<RopeOperation>('rope', name);
     const norm = this.#maker<NormOperation>('norm', rope?.input ?? name);
     const linear = this.#maker<LinearOperation>('linear', norm?.input ?? rope?.input ?? name);
-    return linear && { linear, norm, rope };
+    if (linear === undefined) return undefined;
+    const others = [norm, rope].filter((operation) => operation !== undefined);
+    if (norm === undefined) return { linear, rope, others };
+    const { weight, epsilon, group } = norm;
+    return weight === undefined ? undefined : { linear, norm: { weight, epsilon, group }, rope, others };
   }
 
   /** Gate and up of a dense layer. */

@@ -21,7 +21,20 @@ import {
 import { checkExpertWork, expertsByLayer } from '../check-experts.ts';
 import { incomingRows } from '../check-step.ts';
 import { expertOutput, moe, type Route } from './moe.ts';
-import { add, attention, embed, gather, glu, type LayerCache, linear, norm, rope } from './operations.ts';
+import {
+  add,
+  attention,
+  embed,
+  gate,
+  gather,
+  glu,
+  type LayerCache,
+  linear,
+  norm,
+  rope,
+  scale,
+  softcap,
+} from './operations.ts';
 import { referenceRows } from './rows.ts';
 import { allocateF32, decodeWeights } from './store.ts';
 
@@ -155,17 +168,22 @@ export class ReferenceExecutable implements Executable {
   #compute(operation: Operation, step: Step): Float32Array {
     switch (operation.kind) {
       case 'embed':
-        return embed(this.#weight(operation.weight), step.tokens, this.#graph.widths[operation.output]);
+        return embed(
+          this.#weight(operation.weight),
+          step.tokens,
+          this.#graph.widths[operation.output],
+          operation.scale,
+        );
       case 'incoming':
         // A copy: the part before may write over its own.
         return Float32Array.from(incomingRows(this.#graph, step)?.rows ?? []);
       case 'norm':
-        return norm(this.#value(operation.input), this.#weight(operation.weight), operation.group, operation.epsilon);
+        return norm(this.#value(operation.input), this.#optional(operation.weight), operation.group, operation.epsilon);
       case 'linear':
         return linear(
           this.#value(operation.input),
           this.#matrix(operation.weight, operation.output),
-          operation.bias === undefined ? undefined : this.#weight(operation.bias),
+          this.#optional(operation.bias),
         );
       case 'rope':
         return rope(this.#value(operation.input), step.positions, {
@@ -181,6 +199,7 @@ export class ReferenceExecutable implements Executable {
           this.#caches[operation.layer],
           step,
           operation,
+          this.#optional(operation.sinks),
         );
       }
       case 'glu':
@@ -189,18 +208,27 @@ export class ReferenceExecutable implements Executable {
         const routes: Route[] = [];
         this.#routes.set(operation.layer, routes);
         const weights = (name: string) => this.#weight(`${operation.prefix}.${name}`);
-        const made = moe(this.#value(operation.input), operation.moe, weights, (_, route) => routes.push(route));
+        const { input, routerInput = input, moe: spec } = operation;
+        const onRoute = (_: number, route: Route) => routes.push(route);
+        const made = moe(this.#value(input), spec, weights, onRoute, this.#value(routerInput));
         this.#watcher?.routed(
           operation.layer,
           routes.flatMap(({ experts }) => [...experts]),
         );
         return made;
       }
+      case 'gate':
+        return gate(this.#value(operation.input), this.#value(operation.gate), operation.activation);
+      case 'scale': {
+        const [own = 1] = this.#optional(operation.weight) ?? [];
+        return scale(this.#value(operation.input), operation.factor * own);
+      }
       case 'add':
         return add(this.#value(operation.left), this.#value(operation.right));
       case 'head': {
         const wanted = gather(this.#value(operation.input), step.wanted, this.#graph.widths[operation.input]);
-        return linear(wanted, this.#matrix(operation.weight, operation.output));
+        const logits = linear(wanted, this.#matrix(operation.weight, operation.output));
+        return operation.softcap === undefined ? logits : softcap(logits, operation.softcap);
       }
       case 'experts':
       case 'project':
@@ -214,6 +242,10 @@ export class ReferenceExecutable implements Executable {
     const weight = this.#weights.get(name);
     if (weight === undefined) throw new InternalError(`the graph names the weight ${name}, which was not prepared`);
     return weight;
+  }
+
+  #optional(name: string | undefined): Float32Array | undefined {
+    return name === undefined ? undefined : this.#weight(name);
   }
 
   #matrix(name: string, output: string) {

@@ -113,6 +113,63 @@ test('a bias that is not finite is an error too', () => {
   assert.throws(() => route(logits(0, 0), logits(0, NaN), sigmoid, 1), /bias for expert 1 is NaN/);
 });
 
+test('the softmax over the selected alone is the normalised softmax over all', () => {
+  const row = logits(3, -1, 0.5, 7, 2, -20);
+  const { experts, weights } = route(row, undefined, { ...softmax, normalise: true }, 3);
+  const selected = [...experts].map((expert) => Math.exp(row[expert]));
+  const sum = selected.reduce((total, value) => total + value);
+  near(
+    weights,
+    selected.map((value) => value / sum),
+  );
+});
+
+test('sigmoids too near to 1 to differ are still ranked', () => {
+  const router: RouterSpec = { ...sigmoid, selectionBias: false };
+  assert.deepEqual([...route(logits(40, 50, 60, 45), undefined, router, 4).experts], [2, 1, 3, 0]);
+});
+
+/** Two experts of one value each: expert e makes (e + 1)·silu(x)·x of the input x. */
+const tiny: Record<string, Float32Array> = {
+  router: logits(1, -1),
+  gate: logits(1, 1),
+  up: logits(1, 1),
+  down: logits(1, 2),
+  'router.bias': logits(0, 3),
+  expertScale: logits(0.5, 2),
+  'gate.bias': logits(0.5, -0.5),
+  'up.bias': logits(1, 2),
+  'down.bias': logits(-1, -2),
+};
+const base: MoeSpec = { experts: 2, used: 1, inner: 1, activation: 'silu', router: softmax };
+const swiglu = (gate: number, up: number) => gate * sigma(gate) * up;
+const made = (spec: MoeSpec, x: number, routerInput?: number) =>
+  moe(logits(x), spec, (name) => tiny[name], undefined, routerInput === undefined ? undefined : logits(routerInput));
+
+test('a bias of the router moves the choice and the weights', () => {
+  // Logits 1 and -1 + 3.
+  near(made({ ...base, router: { ...softmax, bias: true } }, 1), [sigma(1) * 2 * swiglu(1, 1)]);
+});
+
+test('a router with an input of its own does not look at the experts’', () => {
+  near(made(base, 1, -1), [sigma(2) * 2 * swiglu(1, 1)]);
+});
+
+test('an expert’s scale multiplies its weight after they are divided by their sum', () => {
+  near(made({ ...base, router: { ...softmax, normalise: true, expertScale: true } }, 1), [0.5 * swiglu(1, 1)]);
+});
+
+test('a weight on the input goes through the activation, and weighs nothing at the end', () => {
+  const weight = sigma(1);
+  const router: RouterSpec = { ...softmax, gating: 'sigmoid', weighsInput: true };
+  near(made({ ...base, router }, 1), [swiglu(weight, weight)]);
+});
+
+test('biases of an expert stand behind each of its products', () => {
+  near(made({ ...base, router: { ...softmax, normalise: true }, biases: true }, 1), [swiglu(1.5, 2) - 1]);
+  near(made({ ...base, router: { ...softmax, normalise: true }, biases: true }, -1), [2 * swiglu(-1.5, 1) - 2]);
+});
+
 test('a layer is the weighted sum of its experts and the gated shared one', () => {
   const spec: MoeSpec = {
     experts: 2,

@@ -2,7 +2,8 @@
 
 import { NonFiniteError } from '../../errors.ts';
 import type { MoeSpec, RouterSpec } from '../../model/spec.ts';
-import { glu, linear, type Matrix, softmax } from './operations.ts';
+import type { ExpertPart } from '../../model/weights.ts';
+import { glu, linear, type Matrix, scale, softmax } from './operations.ts';
 
 /** A row's experts, best first, and their weights. */
 export interface Route {
@@ -27,9 +28,9 @@ export function route(logits: Float32Array, bias: Float32Array | undefined, rout
   if (router.gating === 'softmax') softmax(scores);
   else for (let expert = 0; expert < scores.length; expert++) scores[expert] = sigmoid(logits[expert]);
 
-  // What the selection ranks. A softmax without a bias is ranked by its logits: the order is the same, and scores that
-  // vanish to 0 do not become ties.
-  const byLogits = router.gating === 'softmax' && bias === undefined;
+  // What the selection ranks. Without a bias these are the logits: the order is the same, and scores that vanish to 0, or
+  // come so near to 1 that nothing is left between them, do not become ties. Groups of sigmoids are ranked by sums of scores.
+  const byLogits = bias === undefined && (router.gating === 'softmax' || router.groups === undefined);
   const ranks = byLogits
     ? Float64Array.from(logits)
     : scores.map((score, expert) => score + (bias === undefined ? 0 : bias[expert]));
@@ -78,47 +79,64 @@ function requireFinite(values: ArrayLike<number>, what: string): void {
 export type MoeWeights = (name: string) => Float32Array;
 
 /**
- * y = Σ w_i·E_i(x) + g·S(x) for each row, added up in f32 in rank order, the shared expert last. Input and output
- * [T, hidden]. `onRoute` learns each row's choice.
+ * y = Σ w_i·E_i(x) + g·S(x) for each row, or Σ E_i(w_i·x) + g·S(x), added up in f32 in rank order, the shared expert last.
+ * Input, the router's own and output [T, hidden]. `onRoute` learns each row's choice.
  */
 export function moe(
   input: Float32Array,
   spec: MoeSpec,
   weights: MoeWeights,
   onRoute?: (t: number, route: Route) => void,
+  routerInput: Float32Array = input,
 ): Float32Array {
   const { experts, shared, router, used } = spec;
   const hidden = weights('router').length / experts;
   const bias = router.selectionBias ? weights('selectionBias') : undefined;
+  const scales = router.expertScale ? weights('expertScale') : undefined;
   const output = new Float32Array(input.length);
   for (let t = 0; t < input.length / hidden; t++) {
     const x = input.subarray(t * hidden, (t + 1) * hidden);
     const y = output.subarray(t * hidden, (t + 1) * hidden);
-    const logits = linear(x, matrixOf(weights('router'), 0, experts, hidden));
-    const chosen = route(logits, bias, router, used);
+    const logits = linear(
+      routerInput.subarray(t * hidden, (t + 1) * hidden),
+      matrixOf(weights('router'), 0, experts, hidden),
+      router.bias ? weights('router.bias') : undefined,
+    );
+    const chosen = scaled(route(logits, bias, router, used), scales);
     onRoute?.(t, chosen);
     chosen.experts.forEach((expert, rank) => {
-      accumulate(y, expertOutput(x, spec, weights, expert), chosen.weights[rank]);
+      const weight = chosen.weights[rank];
+      if (router.weighsInput) accumulate(y, expertOutput(scale(x, weight), spec, weights, expert), 1);
+      else accumulate(y, expertOutput(x, spec, weights, expert), weight);
     });
     if (shared === undefined) continue;
     const sharedWeights: MoeWeights = (name) => weights(`shared.${name}`);
-    const made = expertOutput(x, { ...spec, inner: shared.inner }, sharedWeights, 0);
+    const made = expertOutput(x, { inner: shared.inner, activation: spec.activation }, sharedWeights, 0);
     const own = shared.gated ? linear(x, matrixOf(weights('shared.router'), 0, 1, hidden))[0] : undefined;
     accumulate(y, made, own === undefined ? 1 : Math.fround(sigmoid(own)));
   }
   return output;
 }
 
-/** E_e(x) of one row: down · (act(gate · x) ⊙ up · x), both [hidden]. */
+/** A choice whose weights are multiplied with each expert's own scale. */
+function scaled({ experts, weights }: Route, scales: Float32Array | undefined): Route {
+  return { experts, weights: scales === undefined ? weights : weights.map((weight, i) => weight * scales[experts[i]]) };
+}
+
+/** E_e(x) of one row: down · (act(gate · x) ⊙ up · x), with the expert's biases behind each product; both [hidden]. */
 export function expertOutput(
   x: Float32Array,
-  { inner, activation }: Pick<MoeSpec, 'inner' | 'activation'>,
+  { inner, activation, biases }: Pick<MoeSpec, 'inner' | 'activation' | 'biases'>,
   weights: MoeWeights,
   expert: number,
 ): Float32Array {
-  const gate = linear(x, matrixOf(weights('gate'), expert, inner, x.length));
-  const up = linear(x, matrixOf(weights('up'), expert, inner, x.length));
-  return linear(glu(gate, up, activation), matrixOf(weights('down'), expert, x.length, inner));
+  const times = (input: Float32Array, part: ExpertPart, rows: number) =>
+    linear(
+      input,
+      matrixOf(weights(part), expert, rows, input.length),
+      biases ? weights(`${part}.bias`).subarray(expert * rows, (expert + 1) * rows) : undefined,
+    );
+  return times(glu(times(x, 'gate', inner), times(x, 'up', inner), activation), 'down', x.length);
 }
 
 /** One of a stack of matrices. */

@@ -4,7 +4,21 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { ropeTable } from '../../model/rope.ts';
 import { PAGE_ROWS } from '../backend.ts';
-import { add, attention, embed, gather, glu, type LayerCache, linear, norm, rope } from './operations.ts';
+import {
+  type AttentionShape,
+  add,
+  attention,
+  embed,
+  gate,
+  gather,
+  glu,
+  type LayerCache,
+  linear,
+  norm,
+  rope,
+  scale,
+  softcap,
+} from './operations.ts';
 
 const f32 = (...values: number[]) => Float32Array.from(values);
 
@@ -96,6 +110,80 @@ test('attention survives scores that would overflow an exponential', () => {
     oneHead,
   );
   assert.deepEqual(output, f32(7, 7));
+});
+
+/** Eight positions of one sequence whose keys are all alike, with values 1, 2, 4 … 128: which were seen shows in their mean. */
+function meansSeen(beyond: Partial<AttentionShape>, sinks?: Float32Array): Float32Array {
+  const positions = Int32Array.from({ length: 8 }, (_, position) => position);
+  const rows = { positions, sequences: new Int32Array(8), pageTables: [Int32Array.of(0)] };
+  const inputs = {
+    query: new Float32Array(8).fill(1),
+    key: new Float32Array(8),
+    value: Float32Array.from(positions, (position) => 2 ** position),
+  };
+  return attention(inputs, emptyCache(1, 1), rows, { ...oneHead, ...beyond }, sinks);
+}
+
+test('a window shows the last positions, a chunk those since its beginning', () => {
+  const mean = (from: number, to: number) => (2 ** (to + 1) - 2 ** from) / (to + 1 - from);
+  const windows = meansSeen({ reach: { kind: 'window', length: 3 } });
+  assert.deepEqual(
+    windows,
+    windows.map((_, at) => mean(Math.max(0, at - 2), at)),
+  );
+  const chunks = meansSeen({ reach: { kind: 'chunk', length: 3 } });
+  assert.deepEqual(
+    chunks,
+    chunks.map((_, at) => mean(at - (at % 3), at)),
+  );
+});
+
+test('a sink takes its share of the softmax and brings nothing', () => {
+  const found = meansSeen({ reach: { kind: 'window', length: 1 } }, f32(Math.log(3)));
+  for (const [at, value] of found.entries())
+    assert.ok(Math.abs(value - 2 ** at / 4) <= 1e-6 * value, `${at}: ${value}`);
+  assert.deepEqual(meansSeen({ reach: { kind: 'window', length: 1 } }, f32(5000)), new Float32Array(8));
+});
+
+test('temperature sharpens scores where positions are far, and not before', () => {
+  // Position 3 is the first of which ⌊(p + 1) / 4⌋ is not 0.
+  const rows = (last: number) => ({
+    positions: Int32Array.from({ length: last + 1 }, (_, position) => position),
+    sequences: new Int32Array(last + 1),
+    pageTables: [Int32Array.of(0)],
+  });
+  const inputs = { query: f32(1, 1, 1, 1), key: f32(1, 0, 0, 0), value: f32(1, 0, 0, 0) };
+  const shape = { ...oneHead, temperature: { length: 4, scale: 0.5 } };
+  const found = attention(inputs, emptyCache(1, 1), rows(3), shape);
+  const share = (score: number, others: number) => Math.exp(score) / (Math.exp(score) + others);
+  assert.ok(Math.abs(found[2] - share(1, 2)) < 1e-6);
+  assert.ok(Math.abs(found[3] - share(1 + 0.5 * Math.log(2), 3)) < 1e-6);
+});
+
+test('norm without weights is the norm with weights of 1; embeddings and values are scaled', () => {
+  assert.deepEqual(norm(f32(3, 4, 6, 8), undefined, 2, 0), norm(f32(3, 4, 6, 8), f32(1, 1), 2, 0));
+  assert.deepEqual(embed(f32(1, 2, 3, 4), Int32Array.of(1), 2, 8), f32(24, 32));
+  assert.deepEqual(scale(f32(1, -2), 0.5), f32(0.5, -1));
+});
+
+test('a gate is one number for as many elements as it has', () => {
+  assert.deepEqual(gate(f32(1, 2, 3, 4), f32(0, 100), 'sigmoid'), f32(0.5, 1, 3, 4));
+  assert.deepEqual(gate(f32(1, 2), f32(0, -100), 'softplus'), f32(Math.LN2, 2 * Math.log1p(Math.exp(-100))));
+});
+
+test('a soft cap leaves what is small and holds what is large', () => {
+  assert.deepEqual(softcap(f32(0, 1e-3, 1e9, -1e9), 30), f32(0, 30 * Math.tanh(1e-3 / 30), 30, -30));
+});
+
+test('GELU and clamped SwiGLU are what their definitions say', () => {
+  const gelu = (x: number) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
+  assert.deepEqual(glu(f32(0, 2, -1), f32(5, 3, 2), 'geluTanh'), f32(0, gelu(2) * 3, gelu(-1) * 2));
+  const clamped = { kind: 'clampedSwiglu', alpha: 2, limit: 3 } as const;
+  const act = (g: number, u: number) => (g / (1 + Math.exp(-2 * g))) * (u + 1);
+  assert.deepEqual(
+    glu(f32(1, 9, -9, 1), f32(2, -9, 9, 3.5), clamped),
+    f32(act(1, 2), act(3, -3), act(-9, 3), act(1, 3)),
+  );
 });
 
 test('glu is x·σ(x) times up; add adds', () => {

@@ -3,31 +3,39 @@
  * are f64, each row by itself and always in the same order, so no row's result depends on its neighbours.
  */
 
+import { firstVisible, temperatureAt } from '../../model/attention.ts';
 import { type RopeTable, ropeAngles } from '../../model/rope.ts';
-import type { Activation } from '../../model/spec.ts';
+import type { Activation, ClampedSwiglu, GateActivation, ReachSpec, TemperatureSpec } from '../../model/spec.ts';
 import { PAGE_ROWS } from '../backend.ts';
 
-/** Row t of the output is the weight's row `tokens[t]`; weight [vocabulary, width], output [T, width]. */
-export function embed(weight: Float32Array, tokens: Int32Array, width: number): Float32Array {
+/** Row t of the output is the weight's row `tokens[t]`, times `factor`; weight [vocabulary, width], output [T, width]. */
+export function embed(weight: Float32Array, tokens: Int32Array, width: number, factor = 1): Float32Array {
   const output = new Float32Array(tokens.length * width);
   for (let t = 0; t < tokens.length; t++) {
     const start = tokens[t] * width;
     output.set(weight.subarray(start, start + width), t * width);
   }
-  return output;
+  return factor === 1 ? output : scale(output, factor);
 }
 
 /**
  * RMS norm over groups of `group` elements: x / √(mean(x²) + epsilon) · weight. Input and output [T, width]; the weight
- * has one value for each element of a group.
+ * has one value for each element of a group, and is 1 where there is none.
  */
-export function norm(input: Float32Array, weight: Float32Array, group: number, epsilon: number): Float32Array {
+export function norm(
+  input: Float32Array,
+  weight: Float32Array | undefined,
+  group: number,
+  epsilon: number,
+): Float32Array {
   const output = new Float32Array(input.length);
   for (let start = 0; start < input.length; start += group) {
     let squares = 0;
     for (let i = 0; i < group; i++) squares += input[start + i] ** 2;
-    const scale = 1 / Math.sqrt(squares / group + epsilon);
-    for (let i = 0; i < group; i++) output[start + i] = input[start + i] * scale * weight[i];
+    const factor = 1 / Math.sqrt(squares / group + epsilon);
+    for (let i = 0; i < group; i++) {
+      output[start + i] = input[start + i] * factor * (weight === undefined ? 1 : weight[i]);
+    }
   }
   return output;
 }
@@ -121,19 +129,23 @@ export interface AttentionShape {
   readonly headDim: number;
   readonly valueDim: number;
   readonly scale: number;
+  readonly reach?: ReachSpec;
+  readonly temperature?: TemperatureSpec;
 }
 
 /**
  * Writes every row's key and value to the cache, then lets each row's queries attend to positions 0 … its own of its own
- * sequence. Query [T, heads·headDim], key [T, kvHeads·headDim], value [T, kvHeads·valueDim] → [T, heads·valueDim].
+ * sequence, as far as the reach goes. A head's sink is a score more in the softmax, without a value. Query
+ * [T, heads·headDim], key [T, kvHeads·headDim], value [T, kvHeads·valueDim], sinks [heads] → [T, heads·valueDim].
  */
 export function attention(
   { query, key, value }: { readonly query: Float32Array; readonly key: Float32Array; readonly value: Float32Array },
   cache: LayerCache,
   rows: AttentionRows,
   shape: AttentionShape,
+  sinks?: Float32Array,
 ): Float32Array {
-  const { heads, kvHeads, headDim, valueDim, scale } = shape;
+  const { heads, kvHeads, headDim, valueDim, reach, temperature } = shape;
   const keyWidth = kvHeads * headDim;
   const valueWidth = kvHeads * valueDim;
   const place = (t: number, position: number): number =>
@@ -144,23 +156,28 @@ export function attention(
   });
   const output = new Float32Array(rows.positions.length * heads * valueDim);
   rows.positions.forEach((last, t) => {
-    const places = Int32Array.from({ length: last + 1 }, (_, position) => place(t, position));
-    const scores = new Float64Array(last + 1);
+    const first = firstVisible(reach, last);
+    const seen = last + 1 - first;
+    const places = Int32Array.from({ length: seen }, (_, index) => place(t, first + index));
+    const factor = shape.scale * (temperature === undefined ? 1 : temperatureAt(temperature, last));
+    // The sink's stands behind those of positions.
+    const scores = new Float64Array(sinks === undefined ? seen : seen + 1);
     const mixed = new Float64Array(valueDim);
     for (let head = 0; head < heads; head++) {
       const kvHead = Math.floor((head * kvHeads) / heads);
       const from = (t * heads + head) * headDim;
-      places.forEach((at, position) => {
+      places.forEach((at, index) => {
         const start = at * keyWidth + kvHead * headDim;
         let sum = 0;
         for (let i = 0; i < headDim; i++) sum += query[from + i] * cache.keys[start + i];
-        scores[position] = sum * scale;
+        scores[index] = sum * factor;
       });
+      if (sinks !== undefined) scores[seen] = sinks[head];
       softmax(scores);
       mixed.fill(0);
-      places.forEach((at, position) => {
+      places.forEach((at, index) => {
         const start = at * valueWidth + kvHead * valueDim;
-        for (let i = 0; i < valueDim; i++) mixed[i] += scores[position] * cache.values[start + i];
+        for (let i = 0; i < valueDim; i++) mixed[i] += scores[index] * cache.values[start + i];
       });
       output.set(mixed, (t * heads + head) * valueDim);
     }
@@ -180,15 +197,46 @@ export function softmax(scores: Float64Array): void {
   for (let i = 0; i < scores.length; i++) scores[i] /= sum;
 }
 
-/** output = act(gate) ⊙ up, all [T, inner]. */
+/** Gate and up become one, as the activation says; all [T, inner]. */
 export function glu(gate: Float32Array, up: Float32Array, activation: Activation): Float32Array {
+  if (typeof activation === 'object') return gate.map((value, i) => clampedSwiglu(value, up[i], activation));
   const act = activations[activation];
   return gate.map((value, i) => act(value) * up[i]);
 }
 
-const activations: Readonly<Record<Activation, (x: number) => number>> = {
+const activations: Readonly<Record<Exclude<Activation, object>, (x: number) => number>> = {
   silu: (x) => x / (1 + Math.exp(-x)),
+  geluTanh: (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3))),
 };
+
+function clampedSwiglu(gate: number, up: number, { alpha, limit }: ClampedSwiglu): number {
+  const g = Math.min(gate, limit);
+  const u = Math.max(-limit, Math.min(limit, up));
+  return (g / (1 + Math.exp(-alpha * g))) * (u + 1);
+}
+
+/** Each number of the gate for the elements that stand in its share of a row: input [T, width], gate [T, a divisor of it]. */
+export function gate(input: Float32Array, gates: Float32Array, activation: GateActivation): Float32Array {
+  const share = input.length / gates.length;
+  const act = gateActivations[activation];
+  return input.map((value, i) => value * act(gates[Math.floor(i / share)]));
+}
+
+const gateActivations: Readonly<Record<GateActivation, (x: number) => number>> = {
+  sigmoid: (x) => 1 / (1 + Math.exp(-x)),
+  // ln(1 + eˣ), so that the exponential never overflows.
+  softplus: (x) => Math.max(x, 0) + Math.log1p(Math.exp(-Math.abs(x))),
+};
+
+/** input · factor, element by element. */
+export function scale(input: Float32Array, factor: number): Float32Array {
+  return input.map((value) => value * factor);
+}
+
+/** cap · tanh(x / cap), element by element. */
+export function softcap(input: Float32Array, cap: number): Float32Array {
+  return input.map((value) => cap * Math.tanh(value / cap));
+}
 
 /** left + right, element by element. */
 export function add(left: Float32Array, right: Float32Array): Float32Array {

@@ -1,5 +1,6 @@
 /** The reference's kernel table: one row an operation, both modes, every format that can be decoded. */
 
+import type { Demand } from '../../model/demands.ts';
 import type { OperationKind } from '../../model/graph.ts';
 import { formats } from '../../quant/index.ts';
 import type { KernelRequest, KernelRow, Tolerance } from '../kernel.ts';
@@ -22,27 +23,47 @@ function acceptsCache(request: KernelRequest): true | string {
   return request.cache === 'f32' ? true : `keeps its cache in f32, found ${request.cache}`;
 }
 
-function row(operation: OperationKind, accepts: KernelRow['accepts'] = acceptsFormats): KernelRow {
+function row(
+  operation: OperationKind,
+  serves: readonly Demand[] = [],
+  accepts: KernelRow['accepts'] = acceptsFormats,
+): KernelRow {
   return {
     name: `reference-${operation}`,
     device: 'reference',
     operation,
     modes: ['prompt', 'step'],
+    serves,
     accepts,
     tolerance,
   };
 }
 
+const activations: readonly Demand[] = ['GELU', 'clamped SwiGLU'];
+
 export const referenceRows: readonly KernelRow[] = [
-  row('embed'),
+  row('embed', ['a scale on embeddings']),
   row('incoming'),
-  row('norm'),
+  row('norm', ['norms without weights']),
   row('linear'),
   row('rope'),
-  row('attention', acceptsCache),
-  row('glu'),
-  row('moe'),
-  row('experts'),
+  row(
+    'attention',
+    ['a window of attention', 'chunks of attention', 'attention sinks', 'attention temperature'],
+    acceptsCache,
+  ),
+  row('glu', activations),
+  row('gate'),
+  row('scale'),
+  row('moe', [
+    ...activations,
+    'biases of experts',
+    "a router's bias",
+    "a router's own input",
+    'scales of experts',
+    'weights on the inputs of experts',
+  ]),
+  row('experts', [...activations, 'biases of experts']),
   row('add'),
-  row('head'),
+  row('head', ['a soft cap on logits']),
 ];

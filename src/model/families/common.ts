@@ -6,7 +6,7 @@
 import { CorruptFileError, Refusal } from '../../errors.ts';
 import { type FamilyReader, MOST } from '../family-reader.ts';
 import { yarnMagnitude } from '../rope.ts';
-import type { AttentionSpec, FeedForwardSpec, HeadSpec, NormSpec, RopeScaling, RopeSpec } from '../spec.ts';
+import type { AttentionSpec, DenseBlockSpec, HeadSpec, NormSpec, RopeScaling, RopeSpec } from '../spec.ts';
 
 /** What stands outside the layers, and the sizes that everything else is checked against. */
 export interface Stem {
@@ -197,8 +197,11 @@ function readYarn(reader: FamilyReader): RopeScaling {
 /** What a family knows about its attention. */
 export interface AttentionFacts {
   readonly norm: NormSpec;
-  readonly rope: RopeSpec;
+  /** Absent: the layer does not rotate. */
+  readonly rope?: RopeSpec;
   readonly qkNorm?: AttentionSpec['qkNorm'];
+  /** The file has no projection for values: they are the keys'. */
+  readonly valueIsKey?: true;
   readonly bias: AttentionSpec['bias'];
 }
 
@@ -232,6 +235,7 @@ export function readAttention(
   const tensors = { query: 'attn_q', key: 'attn_k', value: 'attn_v', output: 'attn_output' };
   reader.weight(`${at}.norm`, `${blk}.attn_norm.weight`, [stem.hidden]);
   for (const part of ['query', 'key', 'value', 'output'] as const) {
+    if (part === 'value' && facts.valueIsKey) continue;
     reader.weight(`${at}.${part}`, `${blk}.${tensors[part]}.weight`, [rows[part], columns[part]]);
     if (facts.bias[part]) reader.weight(`${at}.${part}.bias`, `${blk}.${tensors[part]}.bias`, [rows[part]]);
   }
@@ -249,6 +253,7 @@ export function readAttention(
     scale: 1 / Math.sqrt(headDim),
     rope: facts.rope,
     qkNorm: facts.qkNorm,
+    ...(facts.valueIsKey ? { valueIsKey: true } : {}),
     bias: facts.bias,
   };
 }
@@ -259,14 +264,19 @@ export function readFeedForwardNorm(reader: FamilyReader, layer: number, stem: S
   return stem.norm;
 }
 
-/** Claims a dense SwiGLU block (arXiv 2002.05202). @throws CorruptFileError `corrupt_file` */
+/**
+ * Claims a dense SwiGLU block (arXiv 2002.05202).
+ * @param parts.block under which name, where it is not the layer's only feed-forward block
+ * @throws CorruptFileError `corrupt_file`
+ */
 export function readDense(
   reader: FamilyReader,
   layer: number,
   stem: Stem,
-  { norm, inner }: { readonly norm: NormSpec; readonly inner: number },
-): FeedForwardSpec {
-  const at = `layers.${layer}.feedForward`;
+  parts: { readonly norm: NormSpec; readonly inner: number; readonly block?: 'feedForward' | 'beside' },
+): { readonly kind: 'dense' } & DenseBlockSpec {
+  const { norm, inner, block = 'feedForward' } = parts;
+  const at = `layers.${layer}.${block}`;
   reader.weight(`${at}.gate`, `blk.${layer}.ffn_gate.weight`, [inner, stem.hidden]);
   reader.weight(`${at}.up`, `blk.${layer}.ffn_up.weight`, [inner, stem.hidden]);
   reader.weight(`${at}.down`, `blk.${layer}.ffn_down.weight`, [stem.hidden, inner]);

@@ -2,7 +2,7 @@
 
 import { Refusal } from '../../errors.ts';
 import { type FamilyReader, MOST } from '../family-reader.ts';
-import type { FeedForwardSpec, MoeSpec, NormSpec, RouterSpec, SharedExpertSpec } from '../spec.ts';
+import type { MoeBlockSpec, MoeSpec, NormSpec, RouterSpec, SharedExpertSpec } from '../spec.ts';
 import { missingTensor, type Stem } from './common.ts';
 
 /** What a family knows about its router. A fact that is absent must be in the file. */
@@ -92,7 +92,7 @@ export function readExperts(
     readonly inner: number;
     readonly shared?: SharedExpertSpec;
   },
-): FeedForwardSpec {
+): MoeBlockSpec {
   const { norm, inner, shared } = parts;
   const { experts, used, router } = parts.routing;
   const { hidden } = stem;

@@ -6,13 +6,13 @@
 import assert from 'node:assert/strict';
 import type { Step } from '../../../src/backend/backend.ts';
 import type { CacheType, Mode } from '../../../src/backend/kernel.ts';
-import type { Operation } from '../../../src/model/graph.ts';
+import type { AttentionOperation, Operation } from '../../../src/model/graph.ts';
 import type { LayerSpec } from '../../../src/model/spec.ts';
 import { formatOf } from '../../../src/quant/index.ts';
 import type { DeviceOptions } from '../../support/device.ts';
 import { gaussians, random } from './blocks.ts';
 import { near, ROWS, sameBits } from './compare.ts';
-import { type Running, type Tiny, tinyGraph } from './tiny-graph.ts';
+import { f32Weight, type Running, type Tiny, tinyGraph } from './tiny-graph.ts';
 
 export interface Shape {
   readonly heads: number;
@@ -48,7 +48,10 @@ export function roundedToF16(values: Float32Array<ArrayBuffer>): Float32Array<Ar
   return rounded;
 }
 
-export function attentionOver(shape: Shape, inputs: Inputs): Tiny {
+/** What attention may do beyond its plain form, with a sink for each head where there are sinks. */
+export type Beyond = Pick<AttentionOperation, 'reach' | 'sinks' | 'temperature'>;
+
+export function attentionOver(shape: Shape, inputs: Inputs, beyond: Beyond = {}): Tiny {
   const { heads, headDim, valueDim } = shape;
   const scale = 1 / Math.sqrt(headDim);
   const operation: Operation = {
@@ -59,8 +62,10 @@ export function attentionOver(shape: Shape, inputs: Inputs): Tiny {
     value: 'value',
     ...shape,
     scale,
+    ...beyond,
     output: 'y',
   };
+  const sinks = gaussians(heads, random(heads)).map((x) => 3 * x) as Float32Array<ArrayBuffer>;
   const layer: LayerSpec = {
     attention: {
       ...shape,
@@ -77,8 +82,33 @@ export function attentionOver(shape: Shape, inputs: Inputs): Tiny {
     widths: { y: heads * valueDim },
     output: 'y',
     layers: [layer],
+    weights: beyond.sinks === undefined ? {} : { [beyond.sinks]: f32Weight(sinks, heads) },
   });
 }
+
+/** Around page borders, the fours that kernels take keys by, and the length of all there is. */
+export const beyondPlain: Readonly<Record<string, Beyond>> = {
+  'a window of one position': { reach: { kind: 'window', length: 1 } },
+  'a window of 2': { reach: { kind: 'window', length: 2 } },
+  'a window of 7': { reach: { kind: 'window', length: 7 } },
+  'a window of a page': { reach: { kind: 'window', length: 64 } },
+  'a window over a page border': { reach: { kind: 'window', length: 66 } },
+  'a window of all but one': { reach: { kind: 'window', length: 199 } },
+  'a window of all': { reach: { kind: 'window', length: 200 } },
+  'chunks of one position': { reach: { kind: 'chunk', length: 1 } },
+  'chunks of 6': { reach: { kind: 'chunk', length: 6 } },
+  'chunks of a page': { reach: { kind: 'chunk', length: 64 } },
+  'chunks of 129': { reach: { kind: 'chunk', length: 129 } },
+  sinks: { sinks: 'sinks' },
+  'a temperature that rises with every position': { temperature: { length: 1, scale: 0.5 } },
+  'a temperature that rises at 31': { temperature: { length: 32, scale: 0.1 } },
+  'sinks and a window': { sinks: 'sinks', reach: { kind: 'window', length: 9 } },
+  'sinks, chunks and a temperature': {
+    sinks: 'sinks',
+    reach: { kind: 'chunk', length: 70 },
+    temperature: { length: 10, scale: 0.3 },
+  },
+};
 
 /** Sequences by their pages; which token stands at a position. All lie scattered among 12 pages. */
 export const sequences = {

@@ -22,8 +22,10 @@ export function expertsTiny(
   const { hidden, moe } = given;
   const { normed = false, layers = 1 } = options;
   const weights: Record<string, TinyWeight> = {};
-  for (const part of ['gate', 'up', 'down'] as const) {
-    weights[`m.${part}`] = moeWeights(given)[`m.${part}`] as TinyWeight;
+  const all = moeWeights(given);
+  for (const part of ['gate', 'up', 'down'].flatMap((name) => [`m.${name}`, `m.${name}.bias`])) {
+    const weight = all[part];
+    if (weight !== undefined) weights[part] = weight;
   }
   const operations: Operation[] = [];
   const widths: Record<string, number> = {};

@@ -6,12 +6,14 @@
 import assert from 'node:assert/strict';
 import { cpuFormat } from '../../../src/backend/cpu/formats.ts';
 import { route } from '../../../src/backend/reference/moe.ts';
-import type { MoeSpec, RouterSpec } from '../../../src/model/spec.ts';
+import type { MoeOperation } from '../../../src/model/graph.ts';
+import type { Activation, MoeSpec, RouterSpec } from '../../../src/model/spec.ts';
 import type { FormatId } from '../../../src/quant/index.ts';
-import { decoded, gaussians, kindOfRow, nastyRow, random, randomWeight } from './blocks.ts';
+import { decoded, gaussians, kindOfRow, nastyRow, nastyRows, random, randomWeight } from './blocks.ts';
 import { ROWS } from './compare.ts';
 import { f32Weight, type Tiny, type TinyWeight, tinyGraph } from './tiny-graph.ts';
 
+/** The matrices of a layer. */
 export type Part = 'router' | 'gate' | 'up' | 'down' | 'shared.gate' | 'shared.up' | 'shared.down' | 'shared.router';
 
 export interface MoeCase {
@@ -21,10 +23,14 @@ export interface MoeCase {
   readonly formats: Partial<Record<Part, FormatId>>;
   /** Added to the selection's scores. */
   readonly bias?: readonly number[];
+  /** The router reads a value of its own, `r`, as wide as the input. */
+  readonly routerInput?: true;
 }
 
 const softmax: RouterSpec = { gating: 'softmax', selectionBias: false, normalise: true, scale: 1 };
 const sigmoid: RouterSpec = { gating: 'sigmoid', selectionBias: true, normalise: true, scale: 2.5 };
+const inputScaled: RouterSpec = { ...sigmoid, selectionBias: false, normalise: false, scale: 1, weighsInput: true };
+const clamped: Activation = { kind: 'clampedSwiglu', alpha: 1.702, limit: 7 };
 const q4kM: MoeCase['formats'] = { gate: 'Q4_K', up: 'Q4_K', down: 'Q6_K' };
 
 export function spec(experts: number, used: number, inner: number, more: Partial<MoeSpec> = {}): MoeSpec {
@@ -146,6 +152,54 @@ export const moeCases: Readonly<Record<string, MoeCase>> = {
     moe: spec(2, 2, 132),
     formats: { gate: 'MXFP4', down: 'BF16' },
   },
+  'a router with a bias': {
+    hidden: 64,
+    moe: spec(8, 2, 64, { router: { ...softmax, bias: true } }),
+    formats: { gate: 'Q8_0', up: 'Q8_0', down: 'Q8_0' },
+  },
+  'a router with a bias, sigmoid and a selection bias': {
+    hidden: 36,
+    moe: spec(7, 3, 20, { router: { ...sigmoid, bias: true } }),
+    formats: {},
+    bias: spread(7),
+  },
+  'a router with an input of its own, scales of experts': {
+    hidden: 64,
+    moe: spec(8, 2, 32, { activation: 'geluTanh', router: { ...softmax, expertScale: true } }),
+    formats: { router: 'BF16', gate: 'BF16', up: 'BF16', down: 'BF16' },
+    routerInput: true,
+  },
+  'a router with an input of its own, encoded otherwise than the experts’': {
+    hidden: 256,
+    moe: spec(8, 2, 256, { router: softmax, shared: { inner: 64, gated: true } }),
+    formats: { router: 'Q6_K', gate: 'F16', up: 'Q4_K', down: 'Q4_K' },
+    routerInput: true,
+  },
+  'biases of experts, clamped SwiGLU': {
+    hidden: 64,
+    moe: spec(8, 2, 64, { activation: clamped, biases: true, router: { ...softmax, bias: true } }),
+    formats: { gate: 'MXFP4', up: 'MXFP4', down: 'MXFP4' },
+  },
+  'biases of experts at widths that fit nothing': {
+    hidden: 37,
+    moe: spec(5, 2, 67, { biases: true, shared: { inner: 33, gated: false } }),
+    formats: { gate: 'F16', down: 'BF16' },
+  },
+  'weights on the inputs of experts, one of 16': {
+    hidden: 64,
+    moe: spec(16, 1, 64, { router: inputScaled, shared: { inner: 64, gated: false } }),
+    formats: { gate: 'Q8_0', up: 'Q4_0', down: 'Q8_0' },
+  },
+  'weights on the inputs of experts with biases, three of 6': {
+    hidden: 36,
+    moe: spec(6, 3, 35, { activation: 'geluTanh', biases: true, router: { ...inputScaled, expertScale: true } }),
+    formats: {},
+  },
+  'GELU with a shared expert': {
+    hidden: 256,
+    moe: spec(6, 2, 256, { activation: 'geluTanh', shared: { inner: 256, gated: true } }),
+    formats: { ...q4kM, 'shared.gate': 'Q4_K', 'shared.up': 'Q4_K', 'shared.down': 'Q6_K' },
+  },
   'an int8 router': {
     hidden: 256,
     moe: spec(8, 2, 64, { shared: { inner: 64, gated: true } }),
@@ -183,25 +237,35 @@ export function moeWeights({ hidden, moe, formats, bias }: MoeCase, seed = 100):
     };
   }
   if (moe.router.selectionBias) weights['m.selectionBias'] = f32Weight(Float32Array.from(bias ?? []), experts);
+  const vector = (part: string, length: number, index: number) => {
+    weights[`m.${part}`] = f32Weight(gaussians(length, random(seed + index)) as Float32Array<ArrayBuffer>, length);
+  };
+  if (moe.router.bias) vector('router.bias', experts, 20);
+  if (moe.router.expertScale) vector('expertScale', experts, 21);
+  if (moe.biases) {
+    vector('gate.bias', experts * inner, 22);
+    vector('up.bias', experts * inner, 23);
+    vector('down.bias', experts * hidden, 24);
+  }
   return weights;
 }
 
 /** Whether a row's experts stay the same when logits and scores move as far as arithmetic may move them. */
 function isSettled(
   x: Float32Array,
-  router: Float32Array,
+  { router, routerBias }: { readonly router: Float32Array; readonly routerBias: Float32Array | undefined },
   { moe, formats, bias }: MoeCase,
   next: () => number,
 ): boolean {
   const { experts, used } = moe;
-  const logits = new Float32Array(experts);
+  const logits = Float32Array.from({ length: experts }, (_, e) => routerBias?.[e] ?? 0);
   for (let e = 0; e < experts; e++)
     for (let i = 0; i < x.length; i++) logits[e] += (x[i] as number) * (router[e * x.length + i] as number);
   if (logits.every((logit) => logit === 0)) return true;
   const size = Math.sqrt(logits.reduce((sum, logit) => sum + logit * logit, 0) / experts);
   const slack = (cpuFormat(formats.router ?? 'F32')?.activations === 'f32' ? 1e-4 : 0.05) * size;
-  // A softmax without a bias ranks logits, the others scores.
-  const byScore = moe.router.gating === 'sigmoid' || moe.router.selectionBias;
+  // Without a bias logits are ranked, but for groups of sigmoids.
+  const byScore = (moe.router.gating === 'sigmoid' && moe.router.groups !== undefined) || moe.router.selectionBias;
   const choice = (distance: number) => {
     const moved = logits.map((logit) => logit + slack * distance * (2 * next() - 1));
     const scores = Float32Array.from(
@@ -218,7 +282,9 @@ export function moeGraph(given: MoeCase): Tiny {
   const { hidden, moe } = given;
   const weights = moeWeights(given);
   const { format, bytes } = weights['m.router'] as TinyWeight;
-  const router = decoded(format, bytes);
+  const own = weights['m.router.bias'];
+  const routerBias = own && decoded(own.format, own.bytes);
+  const router = { router: decoded(format, bytes), routerBias };
   const next = random(hidden + moe.experts);
   const x = new Float32Array(ROWS * hidden);
   let unsettled = 0;
@@ -235,10 +301,16 @@ export function moeGraph(given: MoeCase): Tiny {
   }
   // Saturated sigmoids are all alike: no huge or tiny row is ever settled there.
   assert.ok(unsettled <= (ROWS * 2) / 8, `${unsettled} of ${ROWS} rows had to be left out`);
+  const { routerInput } = given;
+  // Rows that choose are settled; what the experts then read may be anything.
+  const inputs: Record<string, Float32Array<ArrayBuffer>> = routerInput
+    ? { x: nastyRows(ROWS, hidden, hidden), r: x }
+    : { x };
+  const moeOperation: MoeOperation = { kind: 'moe', layer: 0, input: 'x', prefix: 'm', moe, output: 'y' };
   return tinyGraph({
     rows: ROWS,
-    inputs: { x },
-    operations: [{ kind: 'moe', layer: 0, input: 'x', prefix: 'm', moe, output: 'y' }],
+    inputs,
+    operations: [routerInput ? { ...moeOperation, routerInput: 'r' } : moeOperation],
     widths: { y: hidden },
     output: 'y',
     weights,

@@ -40,13 +40,14 @@ export function roundedMoe(
   moe: MoeSpec,
   weights: (part: string) => Float32Array,
   encoding: (part: string) => Encoding,
+  routerInput: Float32Array = input,
 ): Float32Array {
-  const { experts, inner, shared, router, used } = moe;
+  const { experts, shared, router, used } = moe;
   const hidden = weights('router').length / experts;
   const times = (x: Float32Array, part: string, rows: number) =>
     product(x, { weights, encoding, part, rows, index: 0 });
-  const expertOf = (x: Float32Array, prefix: string, expert: number, width: number) =>
-    roundedExpert(x, { ...moe, inner: width }, { weights, encoding, prefix, expert });
+  const expertOf = (x: Float32Array, prefix: string, expert: number, of: RoundedExpert, factor = 1) =>
+    roundedExpert(x, of, { weights, encoding, prefix, expert, factor });
   const output = new Float32Array(input.length);
   for (let t = 0; t < input.length / hidden; t++) {
     const x = input.subarray(t * hidden, (t + 1) * hidden);
@@ -55,13 +56,18 @@ export function roundedMoe(
       for (let i = 0; i < hidden; i++) y[i] += weight * (made[i] as number);
     };
     const bias = router.selectionBias ? weights('selectionBias') : undefined;
-    const chosen = route(times(x, 'router', experts), bias, router, used);
+    const logits = times(routerInput.subarray(t * hidden, (t + 1) * hidden), 'router', experts);
+    if (router.bias) for (const [expert, own] of weights('router.bias').entries()) logits[expert] += own;
+    const chosen = route(logits, bias, router, used);
     chosen.experts.forEach((expert, rank) => {
-      add(expertOf(x, '', expert, inner), chosen.weights[rank] as number);
+      const scale = router.expertScale ? (weights('expertScale')[expert] as number) : 1;
+      const weight = (chosen.weights[rank] as number) * scale;
+      if (router.weighsInput) add(expertOf(x, '', expert, moe, weight), 1);
+      else add(expertOf(x, '', expert, moe), weight);
     });
     if (shared === undefined) continue;
     const gate = shared.gated ? 1 / (1 + Math.exp(-(times(x, 'shared.router', 1)[0] as number))) : 1;
-    add(expertOf(x, 'shared.', 0, shared.inner), Math.fround(gate));
+    add(expertOf(x, 'shared.', 0, { inner: shared.inner, activation: moe.activation }), Math.fround(gate));
   }
   return output;
 }
@@ -73,15 +79,30 @@ interface Rounding {
   readonly encoding: (part: string) => Encoding;
 }
 
-/** E_e(x) of one row, of the experts whose parts' names begin with `prefix`. */
+type RoundedExpert = Pick<MoeSpec, 'inner' | 'activation' | 'biases'>;
+
+/**
+ * E_e(x) of one row, of the experts whose parts' names begin with `prefix`.
+ * @param factor what gate's and up's products are multiplied with before their biases are added
+ */
 export function roundedExpert(
   x: Float32Array,
-  { inner, activation }: Pick<MoeSpec, 'inner' | 'activation'>,
-  { prefix, expert, ...by }: Rounding & { readonly prefix: string; readonly expert: number },
+  { inner, activation, biases }: RoundedExpert,
+  {
+    prefix,
+    expert,
+    factor = 1,
+    ...by
+  }: Rounding & { readonly prefix: string; readonly expert: number; readonly factor?: number },
 ): Float32Array {
-  const gate = product(x, { ...by, part: `${prefix}gate`, rows: inner, index: expert });
-  const up = product(x, { ...by, part: `${prefix}up`, rows: inner, index: expert });
-  return product(glu(gate, up, activation), { ...by, part: `${prefix}down`, rows: x.length, index: expert });
+  const times = (input: Float32Array, name: string, rows: number, scale: number) => {
+    const part = `${prefix}${name}`;
+    const made = product(input, { ...by, part, rows, index: expert });
+    const bias = biases ? by.weights(`${part}.bias`) : undefined;
+    return made.map((value, row) => value * scale + (bias?.[expert * rows + row] ?? 0));
+  };
+  const gated = glu(times(x, 'gate', inner, factor), times(x, 'up', inner, factor), activation);
+  return times(gated, 'down', x.length, 1);
 }
 
 function product(

@@ -1,6 +1,7 @@
-// Rows of f32 activations and what is done to each by itself: integer encoding, norms, rotation, gating, sums.
+// Rows of f32 activations and what is done to each by itself: integer encoding, norms, rotation, sums.
 
-import { exp1, INT16_BLOCK, INT8_BLOCK, silu4, sumLanes } from './lanes';
+import { scale } from './gating';
+import { exp1, INT16_BLOCK, INT8_BLOCK, sumLanes } from './lanes';
 
 /** Largest magnitude of 32 f32; NaN when one of them is. */
 // @ts-ignore: decorator
@@ -124,7 +125,7 @@ function sumInts(value: v128): i32 {
 
 /**
  * RMS norm of one vector of `width` f32 (any width). Returns the mean square, which is not finite when the input is not.
- * Sums run in f64 over four lanes' f32 squares, sixteen elements at a time.
+ * Sums run in f64 over four lanes' f32 squares, sixteen elements at a time. `weight` 0: every element has the weight 1.
  */
 export function rmsNorm(input: usize, weight: usize, output: usize, width: i32, epsilon: f32): f32 {
   let total: f64 = 0;
@@ -147,6 +148,10 @@ export function rmsNorm(input: usize, weight: usize, output: usize, width: i32, 
   }
   const mean = total / <f64>width;
   const factor = <f32>(1.0 / Math.sqrt(mean + <f64>epsilon));
+  if (!weight) {
+    scale(input, output, factor, width);
+    return <f32>mean;
+  }
   const factors = f32x4.splat(factor);
   i = 0;
   for (; i + 4 <= width; i += 4) {
@@ -199,20 +204,6 @@ export function combine(
     }
     if (shared) sum += gate * f32.load(shared + at);
     f32.store(output + at, sum);
-  }
-}
-
-/** output = silu(gate) ⊙ up, `count` f32; `output` may be `gate`. */
-export function siluMul(gate: usize, up: usize, output: usize, count: i32): void {
-  let i = 0;
-  for (; i + 4 <= count; i += 4) {
-    const at = <usize>i << 2;
-    v128.store(output + at, f32x4.mul(silu4(v128.load(gate + at)), v128.load(up + at)));
-  }
-  for (; i < count; i++) {
-    const at = <usize>i << 2;
-    const g = f32x4.splat(f32.load(gate + at));
-    f32.store(output + at, f32x4.extract_lane(silu4(g), 0) * f32.load(up + at));
   }
 }
 

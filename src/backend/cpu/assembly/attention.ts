@@ -42,27 +42,32 @@ function maxLanes(value: v128): f32 {
 }
 
 /**
- * `queries` vectors of `headDim` f32 against one key/value head; scores are multiplied with `scale`. `limits[i]` positions are visible to query
- * i. `table[p]` is the number of page p; a page takes `pageBytes` from `keys` and from `values` on, where each base already
+ * `queries` vectors of `headDim` f32 against one key/value head; scores are multiplied with `scale`. Query i sees the
+ * positions from `firsts[i]` on, up to but not `limits[i]`. `sinks[i]`, where `sinks` is not 0, is a score of its own that
+ * takes part in the softmax and brings no value. `table[p]` is the number of page p; a page takes `pageBytes` from `keys` and from `values` on, where each base already
  * points at the head's own part: PAGE × headDim keys, PAGE × valueDim values. `headDim` and `valueDim` are multiples of 4.
  * out: `queries` vectors of `valueDim`. `scratch`: a page of keys and values as f32, PAGE scores twice, 2 numbers a query.
  */
 export function attend(
-  query: usize, queries: i32, scale: f32, limits: usize, table: usize, keys: usize, keyPageBytes: usize, values: usize,
+  query: usize, queries: i32, scale: f32, firsts: usize, limits: usize, sinks: usize, table: usize, keys: usize, keyPageBytes: usize, values: usize,
   valuePageBytes: usize, headDim: i32, valueDim: i32, half: i32, out: usize, scratch: usize,
 ): void {
   const keyPage = scratch;
   const valuePage = keyPage + (<usize>(PAGE * headDim) << 2);
   const scores = valuePage + (<usize>(PAGE * valueDim) << 2);
   const state = scores + (<usize>PAGE << 3);
+  let nearest = i32.MAX_VALUE;
   let furthest = 0;
   for (let i = 0; i < queries; i++) {
-    furthest = max(furthest, load<i32>(limits + (<usize>i << 2)));
-    f32.store(state + (<usize>i << 3), -Infinity);
-    f32.store(state + (<usize>i << 3), 0, 4);
+    const at = <usize>i << 2;
+    nearest = min(nearest, load<i32>(firsts + at));
+    furthest = max(furthest, load<i32>(limits + at));
+    // The largest score so far, and the sum of weights against it: a sink's own is e⁰.
+    f32.store(state + (at << 1), sinks ? f32.load(sinks + at) : -Infinity);
+    f32.store(state + (at << 1), sinks ? 1 : 0, 4);
   }
   memory.fill(out, 0, <usize>(queries * valueDim) << 2);
-  for (let start = 0; start < furthest; start += PAGE) {
+  for (let start = nearest / PAGE * PAGE; start < furthest; start += PAGE) {
     const page = <usize>load<u32>(table + (<usize>(start / PAGE) << 2));
     let key = keys + page * keyPageBytes;
     let value = values + page * valuePageBytes;
@@ -74,22 +79,36 @@ export function attend(
       value = valuePage;
     }
     for (let i = 0; i < queries; i++) {
-      const visible = min(PAGE, load<i32>(limits + (<usize>i << 2)) - start);
-      if (visible <= 0) continue;
+      const end = visibleEnd(limits, i, start);
+      const first = max(0, load<i32>(firsts + (<usize>i << 2)) - start);
+      if (end <= first) continue;
       const q = query + (<usize>(i * headDim) << 2);
       const to = out + (<usize>(i * valueDim) << 2);
       const own = state + (<usize>i << 3);
+      // Keys go by fours: those of the first four that are not seen yet get a score of -∞.
+      const hidden = first & 3;
+      const fours = first - hidden;
+      const visible = end - fours;
+      const seen = <usize>hidden << 2;
+      const from = key + (<usize>(fours * headDim) << 2);
+      const mixed = value + (<usize>(first * valueDim) << 2);
       // Two queries that see as much share the loads of keys and values; each does what it would do alone.
-      if (i + 1 < queries && min(PAGE, load<i32>(limits + (<usize>i << 2), 4) - start) == visible) {
+      if (
+        i + 1 < queries && visibleEnd(limits, i + 1, start) == end &&
+        max(0, load<i32>(firsts + (<usize>i << 2), 4) - start) == first
+      ) {
         const second = scores + (<usize>PAGE << 2);
-        scorePair(q, key, scores, second, visible, headDim, scale);
+        scorePair(q, from, scores, second, visible, headDim, scale);
+        hide(scores, hidden);
+        hide(second, hidden);
         const decay = weigh(scores, visible, own);
         const decaySecond = weigh(second, visible, own + 8);
-        gatherPair(scores, second, visible, value, valueDim, to, decay, decaySecond);
+        gatherPair(scores + seen, second + seen, end - first, mixed, valueDim, to, decay, decaySecond);
         i++;
       } else {
-        score(q, key, scores, visible, headDim, scale);
-        gather(scores, visible, value, valueDim, to, weigh(scores, visible, own));
+        score(q, from, scores, visible, headDim, scale);
+        hide(scores, hidden);
+        gather(scores + seen, end - first, mixed, valueDim, to, weigh(scores, visible, own));
       }
     }
   }
@@ -100,6 +119,20 @@ export function attend(
       v128.store(to + d, f32x4.mul(v128.load(to + d), inverse));
     }
   }
+}
+
+/** Where what query i sees of the page at `start` ends. */
+// @ts-ignore: decorator
+@inline
+function visibleEnd(limits: usize, i: i32, start: i32): i32 {
+  return min(PAGE, load<i32>(limits + (<usize>i << 2)) - start);
+}
+
+/** Makes the first `count` scores those of positions that are not seen. */
+// @ts-ignore: decorator
+@inline
+function hide(scores: usize, count: i32): void {
+  for (let j = 0; j < count; j++) f32.store(scores + (<usize>j << 2), -Infinity);
 }
 
 /** Four dot products at `at`, from four vectors of partial sums; beyond `visible` -∞. */

@@ -1,8 +1,9 @@
 // What a worker may call. Pointers are byte addresses in the one memory of the instance: an arena.
 
-export { add, combine, encodeInt16, encodeInt8, rmsNorm, rope, sigmoid, siluMul } from './activations';
+export { add, combine, encodeInt16, encodeInt8, rmsNorm, rope, sigmoid } from './activations';
 export { attend, storeCache } from './attention';
 export { decodeRowFloat, matmulFloat } from './float';
+export { clampedSwiglu, gate, geluMul, scale, siluMul, softcap } from './gating';
 export { interleave } from './interleave';
 export {
   F16_BIAS, F16_BITS, F16_EXPONENT, F16_LEAST, F16_MAGNITUDE, F16_SCALE, F16_TINY, HIGH_PAIR, NIBBLE,

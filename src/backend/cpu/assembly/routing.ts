@@ -35,8 +35,8 @@ export function route(
     for (let e: usize = 0; e < <usize>experts; e++) f32.store(scores + (e << 2), f32.load(scores + (e << 2)) * inverse);
   }
   for (let e: usize = 0; e < <usize>experts; e++) {
-    // A softmax router without a bias ranks by the logits: distinct logits may round to one probability.
-    const from = bias || sigmoidGate ? scores : logits;
+    // Without a bias logits rank: distinct ones may round to one score. Groups of sigmoids are ranked by sums of scores.
+    const from = bias || (sigmoidGate && groups > 1) ? scores : logits;
     const added: f32 = bias ? f32.load(bias + (e << 2)) : 0;
     f32.store(choice + (e << 2), f32.load(from + (e << 2)) + added);
   }

@@ -1,6 +1,8 @@
 /** Attention: keys and values into the layer's pages, then each row's queries against what it sees. */
 
+import { firstVisible, temperatureAt } from '../../../model/attention.ts';
 import type { AttentionOperation } from '../../../model/graph.ts';
+import type { ReachSpec, TemperatureSpec } from '../../../model/spec.ts';
 import { PAGE_ROWS } from '../../backend.ts';
 import type { CacheType } from '../../kernel.ts';
 import { Fault } from '../control.ts';
@@ -19,6 +21,7 @@ export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map(
     device: 'cpu',
     operation: 'attention',
     modes: ['prompt', 'step'],
+    serves: ['a window of attention', 'chunks of attention', 'attention sinks', 'attention temperature'],
     tolerance: cache === 'f16' ? f16Tolerance : f32Tolerance,
     accepts(request) {
       const { headDim, valueDim, heads, kvHeads } = request.operation as AttentionOperation;
@@ -34,6 +37,7 @@ export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map(
     emit(made, builder) {
       const operation = made as AttentionOperation;
       const { layer, query, key, value, output, heads, kvHeads, headDim, valueDim, scale } = operation;
+      const { reach, sinks, temperature } = operation;
       const width = builder.width(output);
       builder.declareValue(output, width);
       builder.emit({
@@ -62,7 +66,7 @@ export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map(
         writes: [output],
         cacheLayer: layer,
         scratch:
-          UNIT_QUERIES * (4 + 8 + (headDim + valueDim) * 4) + PAGE_ROWS * (headDim + valueDim + 2) * 4 + pages + 64,
+          UNIT_QUERIES * (3 * 4 + 8 + (headDim + valueDim) * 4) + PAGE_ROWS * (headDim + valueDim + 2) * 4 + pages + 64,
         make: (at): AttendTask => ({
           kind: 'attend',
           query: at.value(query),
@@ -74,6 +78,9 @@ export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map(
           headDim,
           valueDim,
           scale,
+          reach,
+          temperature,
+          sinks: sinks === undefined ? 0 : at.weight(sinks).offset,
           type: cache,
           pagesBytes: pages,
         }),
@@ -93,6 +100,10 @@ interface AttendTask extends Task {
   readonly headDim: number;
   readonly valueDim: number;
   readonly scale: number;
+  readonly reach?: ReachSpec;
+  readonly temperature?: TemperatureSpec;
+  /** Address of the scores, one a head, that bring no value; or 0. */
+  readonly sinks: number;
   readonly type: CacheType;
   readonly pagesBytes: number;
 }
@@ -142,14 +153,14 @@ export function makeStore(data: Task, worker: WorkerView): RunningTask {
 
 /**
  * A unit is one key head and its query heads, for as many neighbouring rows of one sequence as fit; a step's rows are
- * taken one by one. A query's arithmetic depends on its own limit only, so the cut changes no bit.
+ * taken one by one. A query's arithmetic depends on what it sees itself only, so the cut changes no bit.
  */
 export function makeAttend(data: Task, worker: WorkerView): RunningTask {
   const task = data as AttendTask;
   const { home } = worker;
   const arena = worker.arenas[task.cache.arena] as Arena;
   const attend = arena.kernels.attend as KernelCall;
-  const { heads, kvHeads, headDim, valueDim, scale, step, cache } = task;
+  const { heads, kvHeads, headDim, valueDim, scale, step, cache, reach, temperature, sinks } = task;
   const perHead = heads / kvHeads;
   const tile = Math.max(1, Math.floor(UNIT_QUERIES / perHead));
   const half = task.type === 'f16' ? 1 : 0;
@@ -157,17 +168,26 @@ export function makeAttend(data: Task, worker: WorkerView): RunningTask {
   const queriesAt = align16(arena.scratch);
   const outAt = queriesAt + UNIT_QUERIES * headDim * 4;
   const limitsAt = outAt + UNIT_QUERIES * valueDim * 4;
-  const pagesAt = limitsAt + UNIT_QUERIES * 4;
+  const firstsAt = limitsAt + UNIT_QUERIES * 4;
+  const sinksAt = firstsAt + UNIT_QUERIES * 4;
+  const pagesAt = sinksAt + UNIT_QUERIES * 4;
   const inside = align16(pagesAt + task.pagesBytes);
   const runRows = (first: number, end: number, kvHead: number) => {
     const bytes = perHead * headDim * 4;
-    let limit = limitsAt / 4;
+    let query = 0;
     for (let row = first; row < end; row++) {
       const from = rowOf(task.query, row) + kvHead * bytes;
-      arena.bytes.set(home.bytes.subarray(from, from + bytes), queriesAt + (row - first) * bytes);
+      const to = queriesAt + (row - first) * bytes;
+      arena.bytes.set(home.bytes.subarray(from, from + bytes), to);
       const visible = home.i32[step.limits / 4 + row] as number;
-      for (let head = 0; head < perHead; head++) {
-        arena.i32[limit++] = visible;
+      if (temperature !== undefined) {
+        (arena.kernels.scale as KernelCall)(to, to, temperatureAt(temperature, visible - 1), perHead * headDim);
+      }
+      const seenFrom = firstVisible(reach, visible - 1);
+      for (let head = 0; head < perHead; head++, query++) {
+        arena.i32[limitsAt / 4 + query] = visible;
+        arena.i32[firstsAt / 4 + query] = seenFrom;
+        if (sinks !== 0) arena.f32[sinksAt / 4 + query] = home.f32[sinks / 4 + kvHead * perHead + head] as number;
       }
     }
     const start = step.pages + (home.i32[step.pageStart / 4 + first] as number) * 4;
@@ -177,7 +197,9 @@ export function makeAttend(data: Task, worker: WorkerView): RunningTask {
       queriesAt,
       (end - first) * perHead,
       scale,
+      firstsAt,
       limitsAt,
+      sinks === 0 ? 0 : sinksAt,
       pagesAt,
       cache.keys + kvHead * PAGE_ROWS * headDim * element,
       cache.keyPageBytes,

@@ -4,6 +4,7 @@
  */
 
 import type { WeightName } from '../../../model/graph.ts';
+import type { Activation } from '../../../model/spec.ts';
 import type { FormatId } from '../../../quant/index.ts';
 import type { WeightShape } from '../../kernel.ts';
 import { type Addresses, type Builder, ROW_BLOCK, UNIT_GROUPS } from '../builder.ts';
@@ -17,6 +18,7 @@ export interface Stack {
   readonly offset: number;
   readonly format: FormatId;
   readonly columns: number;
+  readonly rows: number;
   readonly groups: number;
   /** Bytes from one matrix to the next. */
   readonly bytes: number;
@@ -27,17 +29,21 @@ export type PairNames = Readonly<Record<keyof PairPlaces, string>>;
 
 /** What gate and up are multiplied with and what their product is called. */
 export interface GatedNames {
-  /** `gate`, `up` and `down` are under it. */
+  /** `gate`, `up` and `down` are under it, and their biases where there are some. */
   readonly prefix: WeightName;
   readonly input: string;
   /** Made as down's kernel takes it. */
   readonly inner: string;
+  readonly activation: Activation;
+  readonly biases?: true;
 }
 
 export interface ExpertNames extends GatedNames {
   /** [pairs, width] Each pair's result in its own place. */
   readonly output: string;
   readonly pairs: PairNames;
+  /** [pairs] What the input of each pair is multiplied with. */
+  readonly inputWeights?: string;
 }
 
 /** true, or why the kernels do not take a matrix, or a stack of them. */
@@ -63,7 +69,7 @@ export function placesOfPairs(at: Addresses, { order, orderRows, active }: PairN
   return { order: at.buffer(order), orderRows: at.buffer(orderRows), active: at.buffer(active) };
 }
 
-/** silu(gate·x) ⊙ up·x of every row, for the one expert that all rows share. */
+/** Gate and up of every row become one, for the one expert that all rows share. */
 export function emitGated(builder: Builder, names: GatedNames): void {
   const { reads, scratch, weights, task } = gated(builder, names);
   builder.emit({
@@ -76,16 +82,22 @@ export function emitGated(builder: Builder, names: GatedNames): void {
   });
 }
 
-/** silu(gate·x) ⊙ up·x of each pair, in the order of the sorted pairs. */
+/** Gate and up of each pair become one, in the order of the sorted pairs. */
 export function emitExpertsIn(builder: Builder, names: ExpertNames): void {
   const own = gated(builder, names);
+  const { inputWeights, pairs } = names;
   builder.emit({
     space: 'units',
-    reads: [...own.reads, ...Object.values(names.pairs)],
+    reads: [...own.reads, ...Object.values(pairs), ...(inputWeights === undefined ? [] : [inputWeights])],
     writes: [names.inner],
     weights: own.weights,
     scratch: own.scratch,
-    make: (at) => ({ kind: 'expertsIn', pairs: placesOfPairs(at, names.pairs), ...own.task(at) }),
+    make: (at) => ({
+      kind: 'expertsIn',
+      pairs: placesOfPairs(at, pairs),
+      inputWeights: inputWeights === undefined ? undefined : at.buffer(inputWeights),
+      ...own.task(at),
+    }),
   });
 }
 
@@ -94,7 +106,7 @@ export function emitExpertsIn(builder: Builder, names: ExpertNames): void {
  * @param blame the layer to name when a result is not finite; absent where a later task finds that
  */
 export function emitExpertsOut(builder: Builder, names: ExpertNames, blame?: number): void {
-  const { prefix, inner, output, pairs } = names;
+  const { prefix, inner, output, pairs, biases } = names;
   const down = `${prefix}.down`;
   builder.emit({
     space: 'units',
@@ -108,6 +120,7 @@ export function emitExpertsOut(builder: Builder, names: ExpertNames, blame?: num
       down: stackOf(builder, at, down),
       input: at.value(inner),
       output: at.value(output),
+      bias: biases ? at.weight(`${down}.bias`).offset : 0,
       blame,
     }),
   });
@@ -122,9 +135,13 @@ export interface GatedParts {
   readonly output: Place;
   /** What the output is made as. */
   readonly encoding: Encoding;
+  readonly activation: Activation;
+  /** Addresses of the experts' biases one after the other, or 0. */
+  readonly gateBias: number;
+  readonly upBias: number;
 }
 
-function gated(builder: Builder, { prefix, input, inner }: GatedNames) {
+function gated(builder: Builder, { prefix, input, inner, activation, biases }: GatedNames) {
   const weights = [`${prefix}.gate`, `${prefix}.up`] as const;
   const [gate, up] = weights;
   const [gateInput, upInput] = [builder.operand(input, gate), builder.operand(input, up)];
@@ -141,6 +158,9 @@ function gated(builder: Builder, { prefix, input, inner }: GatedNames) {
       upInput: at.value(upInput),
       output: at.value(inner),
       encoding: builder.encoding(`${prefix}.down`),
+      activation,
+      gateBias: biases ? at.weight(`${gate}.bias`).offset : 0,
+      upBias: biases ? at.weight(`${up}.bias`).offset : 0,
     }),
   };
 }
@@ -148,7 +168,8 @@ function gated(builder: Builder, { prefix, input, inner }: GatedNames) {
 function stackOf(builder: Builder, at: Addresses, name: WeightName): Stack {
   const { format, shape } = builder.weight(name);
   const columns = shape.at(-1) as number;
-  const groups = groupsOf(shape.at(-2) as number);
+  const rows = shape.at(-2) as number;
+  const groups = groupsOf(rows);
   const { arena, offset } = at.weight(name);
-  return { arena, offset, format, columns, groups, bytes: groups * groupBytes(format, columns) };
+  return { arena, offset, format, columns, rows, groups, bytes: groups * groupBytes(format, columns) };
 }

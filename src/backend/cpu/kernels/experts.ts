@@ -6,6 +6,7 @@ import { Fault } from '../control.ts';
 import { encodedBlockBytes } from '../formats.ts';
 import type { PairPlaces, Place, Task } from '../program.ts';
 import type { Arena, KernelCall, RunningTask, WorkerView } from '../task.ts';
+import { gluOf } from './activation.ts';
 import type { GatedParts, Stack } from './expert-products.ts';
 import type { RoutingPlaces } from './moe.ts';
 import { Product, type ProductRequest, productScratch } from './product.ts';
@@ -17,13 +18,15 @@ interface RouteTask extends Task {
   readonly experts: number;
   readonly used: number;
   readonly router: RouterSpec;
+  /** Addresses of [experts] f32 each, or 0: what is added to scores for the choice, and what weights are multiplied with. */
   readonly bias: number;
+  readonly expertScale: number;
   readonly layer: number;
 }
 
 export function makeRoute(data: Task, worker: WorkerView): RunningTask {
-  const { logits, routing, experts, used, router, bias, layer } = data as RouteTask;
-  const { kernels, scratch } = worker.home;
+  const { logits, routing, experts, used, router, bias, expertScale, layer } = data as RouteTask;
+  const { kernels, scratch, i32, f32 } = worker.home;
   const route = kernels.route as KernelCall;
   const { gating, groups, normalise, scale } = router;
   return {
@@ -48,6 +51,17 @@ export function makeRoute(data: Task, worker: WorkerView): RunningTask {
         worker.control.fault(Fault.router, layer);
         // The step is lost; ids must still name experts.
         worker.home.i32.fill(0, routing.ids.offset / 4 + row * used, routing.ids.offset / 4 + (row + 1) * used);
+      }
+      if (expertScale !== 0) {
+        for (let pair = row * used; pair < (row + 1) * used; pair++) {
+          const expert = i32[routing.ids.offset / 4 + pair] as number;
+          const at = routing.weights.offset / 4 + pair;
+          f32[at] = (f32[at] as number) * (f32[expertScale / 4 + expert] as number);
+        }
+      }
+      if (routing.ones !== undefined) {
+        const at = routing.ones.offset / 4;
+        f32.fill(1, at + row * used, at + (row + 1) * used);
       }
       // One row needs no barrier before its pairs are sorted.
       if (worker.step.rows === 1) sortPairs(worker.home, routing, { pairs: used, used, experts });
@@ -118,17 +132,22 @@ function unitOf(index: number, unitGroups: number, groups: number): Unit {
 type Rows = Pick<ProductRequest, 'xIndex' | 'count' | 'key'>;
 
 /**
- * silu(gate·x) ⊙ up·x for one unit of one expert, encoded at once for the product that reads it; `place` is the first row of
- * the output.
+ * Gate and up become one for one unit of one expert, encoded at once for the product that reads it; `place` is the first row
+ * of the output, `factor` what the input of a row of the output is multiplied with, where it is. A product is multiplied
+ * instead: that is the same.
  */
 function gatedUnit(
   task: GatedTask,
   worker: WorkerView,
+  factor?: (place: number) => number,
 ): (expert: number, unit: Unit, rows: Rows, place: number) => void {
-  const { gate, up, gateInput, upInput, output, encoding } = task;
+  const { gate, up, gateInput, upInput, output, encoding, activation, gateBias, upBias } = task;
   const gateProduct = new Product(worker, { ...gate, xStride: gateInput.stride });
   const upProduct = new Product(worker, { ...up, xStride: upInput.stride });
-  const siluMul = worker.home.kernels.siluMul as KernelCall;
+  const { kernels } = worker.home;
+  const glu = gluOf(kernels, activation);
+  const scale = kernels.scale as KernelCall;
+  const add = kernels.add as KernelCall;
   const encode = encoding === 'f32' ? undefined : encoder(worker, encoding);
   const encodedBytes = encoding === 'f32' ? 0 : encodedBlockBytes[encoding];
   const gateAt = worker.home.scratch + productScratch(gate.columns * 4);
@@ -161,7 +180,18 @@ function gatedUnit(
       for (let at = 0; at < count; at++) {
         const to = rowOf(output, place + row + at);
         const made = gateAt + at * width;
-        siluMul(made, upAt + at * width, encode === undefined ? to + first * 16 : made, groups * 4);
+        const madeUp = upAt + at * width;
+        if (factor !== undefined) {
+          const own = factor(place + row + at);
+          scale(made, made, own, groups * 4);
+          scale(madeUp, madeUp, own, groups * 4);
+        }
+        if (gateBias !== 0) {
+          const from = (expert * gate.rows + first * 4) * 4;
+          add(made, gateBias + from, made, groups * 4);
+          add(madeUp, upBias + from, madeUp, groups * 4);
+        }
+        glu(made, madeUp, encode === undefined ? to + first * 16 : made, groups * 4);
         // Units are of whole blocks.
         encode?.(made, to + (first / 8) * encodedBytes, groups / 8);
       }
@@ -212,8 +242,13 @@ function activeExperts(worker: WorkerView, pairs: PairPlaces, groups: number) {
 
 /** Gate and up of the chosen experts; results stand in the order of the sorted pairs. */
 export function makeExpertsIn(data: Task, worker: WorkerView): RunningTask {
-  const task = data as GatedTask & { readonly pairs: PairPlaces };
-  const run = gatedUnit(task, worker);
+  const task = data as GatedTask & { readonly pairs: PairPlaces; readonly inputWeights: Place | undefined };
+  const { inputWeights, pairs } = task;
+  const { i32, f32 } = worker.home;
+  const factor =
+    inputWeights &&
+    ((place: number) => f32[inputWeights.offset / 4 + (i32[pairs.order.offset / 4 + place] as number)] as number);
+  const run = gatedUnit(task, worker, factor);
   const active = activeExperts(worker, task.pairs, task.gate.groups);
   return {
     units: active.units,
@@ -232,10 +267,13 @@ export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
     readonly down: Stack;
     readonly input: Place;
     readonly output: Place;
+    /** Address of the experts' biases one after the other, or 0. */
+    readonly bias: number;
     readonly blame?: number;
   };
-  const { pairs, down, input, output, blame } = task;
-  const { i32, f32 } = worker.home;
+  const { pairs, down, input, output, bias, blame } = task;
+  const { i32, f32, kernels } = worker.home;
+  const add = kernels.add as KernelCall;
   const product = new Product(worker, { ...down, xStride: input.stride });
   const active = activeExperts(worker, pairs, down.groups);
   return {
@@ -253,10 +291,13 @@ export function makeExpertsOut(data: Task, worker: WorkerView): RunningTask {
         outIndex: pairs.order.offset + place * 4,
         key: expert,
       });
-      if (blame === undefined) return;
+      if (blame === undefined && bias === 0) return;
       for (let pair = place; pair < place + count; pair++) {
-        const at = rowOf(output, i32[pairs.order.offset / 4 + pair] as number) / 4 + first * 4;
-        if (!isFiniteAll(f32, at, groups * 4)) worker.control.fault(Fault.notFinite, blame);
+        const at = rowOf(output, i32[pairs.order.offset / 4 + pair] as number) + first * 16;
+        if (bias !== 0) add(at, bias + (expert * down.rows + first * 4) * 4, at, groups * 4);
+        if (blame !== undefined && !isFiniteAll(f32, at / 4, groups * 4)) {
+          worker.control.fault(Fault.notFinite, blame);
+        }
       }
     },
   };

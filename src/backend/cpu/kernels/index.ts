@@ -6,7 +6,17 @@ import type { RunningTask, WorkerView } from '../task.ts';
 import { makeAttend, makeStore } from './attention.ts';
 import { makeCombine, makeExpertsIn, makeExpertsOut, makeGatedIn, makeRoute, makeSortPairs } from './experts.ts';
 import { makeLinear } from './linear.ts';
-import { makeAdd, makeEmbed, makeEncode, makeIncoming, makeNorm, makeRope, makeSiluMul } from './rowwise.ts';
+import {
+  makeAdd,
+  makeEmbed,
+  makeEncode,
+  makeGate,
+  makeGlu,
+  makeIncoming,
+  makeNorm,
+  makeRope,
+  makeScale,
+} from './rowwise.ts';
 
 const makers: Readonly<Record<string, (task: Task, worker: WorkerView) => RunningTask>> = {
   embed: makeEmbed,
@@ -17,7 +27,9 @@ const makers: Readonly<Record<string, (task: Task, worker: WorkerView) => Runnin
   rope: makeRope,
   store: makeStore,
   attend: makeAttend,
-  siluMul: makeSiluMul,
+  glu: makeGlu,
+  gate: makeGate,
+  scale: makeScale,
   add: makeAdd,
   route: makeRoute,
   sortPairs: makeSortPairs,

@@ -22,6 +22,8 @@ interface LinearTask extends Task {
   readonly bias: number;
   /** Address of the list of wanted rows, or 0 for all. */
   readonly wanted: number;
+  /** What the products y become cap · tanh(y / cap) with. */
+  readonly softcap?: number;
 }
 
 export const linearRows: readonly CpuRow[] = (['linear', 'head'] as const).flatMap((operation) =>
@@ -33,6 +35,7 @@ export const linearRows: readonly CpuRow[] = (['linear', 'head'] as const).flatM
       modes: ['prompt', 'step'],
       tolerance: encodingTolerances[activations],
       layout: 'interleave4',
+      serves: operation === 'head' ? ['a soft cap on logits'] : [],
       accepts(request) {
         const { weight } = request.operation as LinearOperation | HeadOperation;
         const { format, shape } = request.weights[weight] as { format: string; shape: readonly number[] };
@@ -49,6 +52,7 @@ function emitLinear(operation: LinearOperation | HeadOperation, builder: Builder
   const { input, weight, output } = operation;
   const head = operation.kind === 'head';
   const bias = operation.kind === 'linear' ? operation.bias : undefined;
+  const softcap = operation.kind === 'head' ? operation.softcap : undefined;
   const width = builder.width(output);
   builder.declareValue(output, width, head ? builder.wanted : builder.rows);
   const { format, shape } = builder.weight(weight);
@@ -73,6 +77,7 @@ function emitLinear(operation: LinearOperation | HeadOperation, builder: Builder
       output: at.value(output),
       bias: bias === undefined ? 0 : at.weight(bias).offset,
       wanted: head ? at.step.wanted : 0,
+      softcap,
     }),
   });
 }
@@ -105,11 +110,13 @@ export function makeLinear(data: Task, worker: WorkerView): RunningTask {
         outIndex: 0,
         key: 0,
       });
-      if (task.bias === 0) return;
-      const add = worker.home.kernels.add as KernelCall;
+      const { bias, softcap } = task;
+      if (bias === 0 && softcap === undefined) return;
+      const { kernels } = worker.home;
       for (let row = 0; row < count(); row++) {
         const at = out + row * task.output.stride;
-        add(at, task.bias + first * 16, at, groups * 4);
+        if (bias !== 0) (kernels.add as KernelCall)(at, bias + first * 16, at, groups * 4);
+        if (softcap !== undefined) (kernels.softcap as KernelCall)(at, groups * 4, softcap);
       }
     },
   };

@@ -10,6 +10,7 @@ import { type Addresses, type Builder, unitGroupsOf } from '../builder.ts';
 import { groupsOf } from '../formats.ts';
 import type { PairPlaces, Place } from '../program.ts';
 import type { CpuRow } from '../row.ts';
+import { servedActivations } from './activation.ts';
 import {
   acceptsMatrix,
   declareExperts,
@@ -26,6 +27,8 @@ import { int8Tolerance } from './tolerances.ts';
 export interface RoutingPlaces extends PairPlaces {
   readonly ids: Place;
   readonly weights: Place;
+  /** As many ones, where the weights multiply inputs: what results are then summed up with. */
+  readonly ones?: Place;
 }
 
 export const moeRows: readonly CpuRow[] = [
@@ -36,11 +39,19 @@ export const moeRows: readonly CpuRow[] = [
     modes: ['prompt', 'step'],
     tolerance: { relativeRms: int8Tolerance.relativeRms, reason: `${int8Tolerance.reason}, twice over` },
     layout: 'interleave4',
+    serves: [
+      ...servedActivations,
+      'biases of experts',
+      "a router's bias",
+      "a router's own input",
+      'scales of experts',
+      'weights on the inputs of experts',
+    ],
     accepts(request) {
-      const { moe, prefix } = request.operation as MoeOperation;
-      if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
+      const { prefix } = request.operation as MoeOperation;
+      const vectors = new Set(vectorNames.map((name) => `${prefix}.${name}`));
       for (const [name, weight] of Object.entries(request.weights)) {
-        if (name === `${prefix}.selectionBias`) continue;
+        if (vectors.has(name)) continue;
         const answer = acceptsMatrix(name, weight);
         if (answer !== true) return answer;
       }
@@ -50,14 +61,19 @@ export const moeRows: readonly CpuRow[] = [
   },
 ];
 
+/** What is added or multiplied, element by element. */
+const vectorNames = ['selectionBias', 'expertScale', 'router.bias', 'gate.bias', 'up.bias', 'down.bias'];
+
 interface Names extends ExpertNames {
   readonly logits: string;
   readonly ids: string;
   readonly weights: string;
+  readonly ones?: string;
 }
 
 function emitMoe(operation: MoeOperation, builder: Builder): void {
-  const { moe, prefix, input, output } = operation;
+  const { moe, prefix, input, routerInput = input, output } = operation;
+  const { activation, biases, router } = moe;
   const pairs = builder.rows * moe.used;
   const names: Names = {
     prefix,
@@ -66,14 +82,22 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
     ids: `${prefix}.ids`,
     weights: `${prefix}.weights`,
     inner: `${prefix}.inner`,
+    activation,
+    biases,
+    ...(router.weighsInput ? { ones: `${prefix}.ones`, inputWeights: `${prefix}.weights` } : {}),
     output: `${prefix}.expertOut`,
     pairs: { order: `${prefix}.order`, orderRows: `${prefix}.orderRows`, active: `${prefix}.active` },
   };
   builder.declareValue(names.logits, moe.experts);
-  for (const name of [names.ids, names.weights]) builder.declare(name, pairs * 4, moe.used * 4);
+  for (const name of choiceOf(names)) builder.declare(name, pairs * 4, moe.used * 4);
   declareExperts(builder, names, { pairs, used: moe.used, experts: moe.experts, width: builder.width(output) });
 
-  emitProduct(builder, { input, weight: `${prefix}.router`, output: names.logits });
+  emitProduct(builder, {
+    input: routerInput,
+    weight: `${prefix}.router`,
+    bias: router.bias ? `${prefix}.router.bias` : undefined,
+    output: names.logits,
+  });
   if (moe.shared !== undefined) emitSharedIn(operation, builder);
   emitRoute(operation, builder, names);
   builder.emit({
@@ -93,8 +117,14 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
   emitCombine(operation, builder, names);
 }
 
+/** What is written for each pair of a row and a rank. */
+function choiceOf({ ids, weights, ones }: Names): readonly string[] {
+  return ones === undefined ? [ids, weights] : [ids, weights, ones];
+}
+
 function routingOf(at: Addresses, names: Names): RoutingPlaces {
-  return { ids: at.buffer(names.ids), weights: at.buffer(names.weights), ...placesOfPairs(at, names.pairs) };
+  const ones = names.ones === undefined ? {} : { ones: at.buffer(names.ones) };
+  return { ids: at.buffer(names.ids), weights: at.buffer(names.weights), ...ones, ...placesOfPairs(at, names.pairs) };
 }
 
 function emitRoute(operation: MoeOperation, builder: Builder, names: Names): void {
@@ -102,7 +132,7 @@ function emitRoute(operation: MoeOperation, builder: Builder, names: Names): voi
   builder.emit({
     space: 'rows',
     reads: [names.logits],
-    writes: [names.ids, names.weights, ...Object.values(names.pairs)],
+    writes: [...choiceOf(names), ...Object.values(names.pairs)],
     scratch: (2 * moe.experts + (moe.router.groups?.count ?? 0)) * 4,
     make: (at) => ({
       kind: 'route',
@@ -112,6 +142,7 @@ function emitRoute(operation: MoeOperation, builder: Builder, names: Names): voi
       used: moe.used,
       router: moe.router,
       bias: moe.router.selectionBias ? at.weight(`${prefix}.selectionBias`).offset : 0,
+      expertScale: moe.router.expertScale ? at.weight(`${prefix}.expertScale`).offset : 0,
       layer,
     }),
   });
@@ -120,7 +151,8 @@ function emitRoute(operation: MoeOperation, builder: Builder, names: Names): voi
 /** The shared expert's gate and up, and its own gate's logit; independent of the router, so in its stage. */
 function emitSharedIn({ moe, prefix, input, output }: MoeOperation, builder: Builder): void {
   const shared = moe.shared as NonNullable<MoeSpec['shared']>;
-  const names = { prefix: `${prefix}.shared`, input, inner: `${prefix}.sharedInner` };
+  const { activation } = moe;
+  const names = { prefix: `${prefix}.shared`, input, inner: `${prefix}.sharedInner`, activation };
   builder.declareOperand(names.inner, `${prefix}.shared.down`);
   builder.declareValue(`${prefix}.sharedOut`, builder.width(output));
   emitGated(builder, names);
@@ -136,14 +168,15 @@ function emitCombine(operation: MoeOperation, builder: Builder, names: Names): v
   builder.declareValue(output, width);
   const shared = moe.shared === undefined ? [] : [`${prefix}.sharedOut`];
   const gate = moe.shared?.gated === true ? [`${prefix}.sharedGate`] : [];
+  const weights = names.ones ?? names.weights;
   builder.emit({
     space: 'rows',
-    reads: [names.output, names.weights, ...shared, ...gate],
+    reads: [names.output, weights, ...shared, ...gate],
     writes: [output],
     make: (at) => ({
       kind: 'combine',
       experts: at.value(names.output),
-      weights: at.buffer(names.weights),
+      weights: at.buffer(weights),
       used: moe.used,
       width,
       shared: shared[0] === undefined ? undefined : at.value(shared[0]),
@@ -159,10 +192,11 @@ function emitProduct(
   builder: Builder,
   names: ({ readonly input: string } | { readonly operand: string }) & {
     readonly weight: string;
+    readonly bias?: string;
     readonly output: string;
   },
 ): void {
-  const { weight, output } = names;
+  const { weight, bias, output } = names;
   const { format, shape } = builder.weight(weight);
   const columns = shape.at(-1) as number;
   const rows = shape.length < 2 ? 1 : (shape.at(-2) as number);
@@ -182,7 +216,7 @@ function emitProduct(
       groups: groupsOf(rows),
       input: at.value(operand),
       output: at.value(output),
-      bias: 0,
+      bias: bias === undefined ? 0 : at.weight(bias).offset,
       wanted: 0,
     }),
   });

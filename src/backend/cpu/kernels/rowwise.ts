@@ -1,14 +1,18 @@
 /** What is done to each row by itself: embedding lookup, rows from outside, norms, rotation, gating, sums, quantisation. */
 
+import type { Demand } from '../../../model/demands.ts';
 import type {
   AddOperation,
   EmbedOperation,
+  GateOperation,
   GluOperation,
   IncomingOperation,
   NormOperation,
   Operation,
   RopeOperation,
+  ScaleOperation,
 } from '../../../model/graph.ts';
+import type { Activation } from '../../../model/spec.ts';
 import type { FormatId } from '../../../quant/index.ts';
 import type { Builder } from '../builder.ts';
 import { Fault } from '../control.ts';
@@ -16,6 +20,7 @@ import { acceptsWeight, type CpuFormat, cpuFormat, cpuFormats, type Encoding, gr
 import type { Place, RopePlace, Task } from '../program.ts';
 import type { CpuRow } from '../row.ts';
 import type { Arena, KernelCall, RunningTask, WorkerView } from '../task.ts';
+import { gluOf, servedActivations } from './activation.ts';
 import { f32Tolerance } from './tolerances.ts';
 
 /** Scratch for decoding a row: 8 tiles, and the row. */
@@ -24,6 +29,7 @@ const decodeScratch = (columns: number) => 8 * 192 + columns * 4;
 /** A row that emits one task over rows and, where somebody multiplies its output with block weights, the int8 copy. */
 function rowwise<Made extends Operation>(options: {
   readonly operation: Made['kind'];
+  readonly serves?: readonly Demand[];
   readonly accepts?: CpuRow['accepts'];
   readonly emit: (operation: Made, builder: Builder) => void;
 }): CpuRow {
@@ -33,6 +39,7 @@ function rowwise<Made extends Operation>(options: {
     operation: options.operation,
     modes: ['prompt', 'step'],
     tolerance: f32Tolerance,
+    serves: options.serves,
     accepts: options.accepts ?? (() => true),
     emit(made, builder) {
       const width = builder.width(made.output);
@@ -46,12 +53,13 @@ function rowwise<Made extends Operation>(options: {
 const embedRows: readonly CpuRow[] = cpuFormats.map(({ id }) => ({
   ...rowwise<EmbedOperation>({
     operation: 'embed',
+    serves: ['a scale on embeddings'],
     accepts(request) {
       const { weight } = request.operation as EmbedOperation;
       const { format, shape } = request.weights[weight] as { format: string; shape: readonly number[] };
       return format === id ? acceptsWeight(weight, format, shape[1] as number) : `takes ${id}, found ${format}`;
     },
-    emit({ weight, output }, builder) {
+    emit({ weight, output, scale }, builder) {
       const columns = builder.width(output);
       builder.emit({
         space: 'rows',
@@ -65,6 +73,7 @@ const embedRows: readonly CpuRow[] = cpuFormats.map(({ id }) => ({
           weight: at.weight(weight).offset,
           format: id,
           columns,
+          scale,
           output: at.value(output),
           tokens: at.step.tokens,
         }),
@@ -91,6 +100,7 @@ export const rowwiseRows: readonly CpuRow[] = [
   }),
   rowwise<NormOperation>({
     operation: 'norm',
+    serves: ['norms without weights'],
     emit({ input, weight, output, epsilon, group, layer }, builder) {
       const width = builder.width(output);
       builder.emit({
@@ -101,12 +111,12 @@ export const rowwiseRows: readonly CpuRow[] = [
           kind: 'norm',
           input: at.value(input),
           output: at.value(output),
-          weight: at.weight(weight).offset,
+          weight: weight === undefined ? 0 : at.weight(weight).offset,
           epsilon,
           group,
           groups: width / group,
-          // The norm that opens a block finds what came before it: the layer's own attention, or the layer before.
-          blame: group === builder.spec.hidden && !weight.endsWith('feedForward.norm') ? layer - 1 : layer,
+          // The norm that opens a layer, or follows the last one, finds what came before it.
+          blame: weight === 'finalNorm' || weight?.endsWith('.attention.norm') ? layer - 1 : layer,
         }),
       });
     },
@@ -134,16 +144,60 @@ export const rowwiseRows: readonly CpuRow[] = [
   }),
   rowwise<GluOperation>({
     operation: 'glu',
-    accepts: ({ operation }) =>
-      (operation as GluOperation).activation === 'silu' ||
-      `gates with silu, found ${(operation as GluOperation).activation}`,
-    emit({ gate, up, output }, builder) {
+    serves: servedActivations,
+    emit({ gate, up, output, activation }, builder) {
       const width = builder.width(output);
       builder.emit({
         space: 'rows',
         reads: [gate, up],
         writes: [output],
-        make: (at) => ({ kind: 'siluMul', gate: at.value(gate), up: at.value(up), output: at.value(output), width }),
+        make: (at) => ({
+          kind: 'glu',
+          gate: at.value(gate),
+          up: at.value(up),
+          output: at.value(output),
+          width,
+          activation,
+        }),
+      });
+    },
+  }),
+  rowwise<GateOperation>({
+    operation: 'gate',
+    emit({ input, gate, output, activation }, builder) {
+      const gates = builder.width(gate);
+      builder.emit({
+        space: 'rows',
+        reads: [input, gate],
+        writes: [output],
+        make: (at) => ({
+          kind: 'gate',
+          input: at.value(input),
+          gate: at.value(gate),
+          output: at.value(output),
+          gates,
+          share: builder.width(output) / gates,
+          softplus: activation === 'softplus',
+        }),
+      });
+    },
+  }),
+  rowwise<ScaleOperation>({
+    operation: 'scale',
+    emit({ input, factor, weight, output }, builder) {
+      const width = builder.width(output);
+      builder.emit({
+        space: 'rows',
+        reads: [input],
+        writes: [output],
+        make: (at) => ({
+          kind: 'scale',
+          input: at.value(input),
+          output: at.value(output),
+          factor,
+          weight: weight === undefined ? 0 : at.weight(weight).offset,
+          width,
+        }),
       });
     },
   }),
@@ -172,20 +226,23 @@ export function makeEmbed(data: Task, worker: WorkerView): RunningTask {
     readonly weight: number;
     readonly format: FormatId;
     readonly columns: number;
+    readonly scale?: number;
     readonly output: Place;
     readonly tokens: number;
   };
+  const { columns, scale } = task;
   const arena = worker.arenas[task.arena] as Arena;
   const format = cpuFormat(task.format) as CpuFormat;
-  const bytes = groupBytes(task.format, task.columns);
+  const bytes = groupBytes(task.format, columns);
   const decode = (format.kind === 'block' ? arena.kernels.decodeRow : arena.kernels.decodeRowFloat) as KernelCall;
   const { home } = worker;
   return perRow((row) => {
     const token = home.i32[task.tokens / 4 + row] as number;
     const to = task.output.offset + row * task.output.stride;
     const inside = arena === home ? to : arena.scratch + 8 * 192;
-    decode(format.number, task.weight + (token >> 2) * bytes, task.columns, token & 3, inside, arena.scratch);
-    if (arena !== home) home.bytes.set(arena.bytes.subarray(inside, inside + task.columns * 4), to);
+    decode(format.number, task.weight + (token >> 2) * bytes, columns, token & 3, inside, arena.scratch);
+    if (arena !== home) home.bytes.set(arena.bytes.subarray(inside, inside + columns * 4), to);
+    if (scale !== undefined) (home.kernels.scale as KernelCall)(to, to, scale, columns);
   });
 }
 
@@ -249,16 +306,52 @@ export function makeRope(data: Task, worker: WorkerView): RunningTask {
   });
 }
 
-export function makeSiluMul(data: Task, worker: WorkerView): RunningTask {
+export function makeGlu(data: Task, worker: WorkerView): RunningTask {
   const task = data as Task & {
     readonly gate: Place;
     readonly up: Place;
     readonly output: Place;
     readonly width: number;
+    readonly activation: Activation;
   };
-  const siluMul = worker.home.kernels.siluMul as KernelCall;
+  const glu = gluOf(worker.home.kernels, task.activation);
   return perRow((row) => {
-    siluMul(rowOf(task.gate, row), rowOf(task.up, row), rowOf(task.output, row), task.width);
+    glu(rowOf(task.gate, row), rowOf(task.up, row), rowOf(task.output, row), task.width);
+  });
+}
+
+export function makeGate(data: Task, worker: WorkerView): RunningTask {
+  const task = data as Task & {
+    readonly input: Place;
+    readonly gate: Place;
+    readonly output: Place;
+    readonly gates: number;
+    readonly share: number;
+    readonly softplus: boolean;
+  };
+  const { gates, share } = task;
+  const gate = worker.home.kernels.gate as KernelCall;
+  const softplus = task.softplus ? 1 : 0;
+  return perRow((row) => {
+    gate(rowOf(task.input, row), rowOf(task.gate, row), rowOf(task.output, row), gates, share, softplus);
+  });
+}
+
+export function makeScale(data: Task, worker: WorkerView): RunningTask {
+  const task = data as Task & {
+    readonly input: Place;
+    readonly output: Place;
+    readonly factor: number;
+    /** Address of one number more, or 0. */
+    readonly weight: number;
+    readonly width: number;
+  };
+  const { factor, weight, width } = task;
+  const { f32, kernels } = worker.home;
+  const scale = kernels.scale as KernelCall;
+  return perRow((row) => {
+    const own = weight === 0 ? 1 : (f32[weight / 4] as number);
+    scale(rowOf(task.input, row), rowOf(task.output, row), factor * own, width);
   });
 }
 

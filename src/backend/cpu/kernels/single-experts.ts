@@ -6,6 +6,7 @@
 import type { ExpertsOperation } from '../../../model/graph.ts';
 import { type Builder, normedName } from '../builder.ts';
 import type { CpuRow } from '../row.ts';
+import { servedActivations } from './activation.ts';
 import {
   acceptsMatrix,
   declareExperts,
@@ -24,9 +25,9 @@ export const singleExpertRows: readonly CpuRow[] = [
     modes: ['prompt', 'step'],
     tolerance: { relativeRms: int8Tolerance.relativeRms, reason: `${int8Tolerance.reason}, twice over` },
     layout: 'interleave4',
+    serves: [...servedActivations, 'biases of experts'],
     accepts(request) {
-      const { moe, prefix } = request.operation as ExpertsOperation;
-      if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
+      const { prefix } = request.operation as ExpertsOperation;
       for (const name of ['gate', 'up', 'down'].map((part) => `${prefix}.${part}`)) {
         const weight = request.weights[name];
         if (weight === undefined) return `needs ${name}, which is not there`;
@@ -48,6 +49,8 @@ function emitExperts(operation: ExpertsOperation, builder: Builder): void {
     prefix,
     input: normedName(operation),
     inner: own('inner'),
+    activation: moe.activation,
+    biases: moe.biases,
     output,
     pairs: { order: own('order'), orderRows: own('orderRows'), active: own('active') },
   };

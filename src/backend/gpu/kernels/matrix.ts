@@ -53,9 +53,6 @@ function matrixRow(kind: Product['kind']): GpuRow {
     layout: 'planes',
     accepts(request) {
       const operation = request.operation as Product;
-      if (operation.kind === 'gated' && operation.activation !== 'silu') {
-        return `gates with silu, found ${operation.activation}`;
-      }
       const names = matricesOf(operation);
       for (const name of names) {
         const { shape } = request.weights[name] as WeightShape;

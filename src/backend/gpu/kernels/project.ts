@@ -29,9 +29,6 @@ function fusedRow(kind: Fused['kind'], mode: Mode, encoding: Encoding): GpuRow {
     layout: 'planes',
     accepts(request) {
       const operation = request.operation as Fused;
-      if (operation.kind === 'gated' && operation.activation !== 'silu') {
-        return `gates with silu, found ${operation.activation}`;
-      }
       const matrices = matricesOf(operation).map((name) => [name, request.weights[name] as WeightShape] as const);
       for (const [name, { format, shape }] of matrices) {
         if (shape.length !== 2) return `${name}: needs a matrix, found [${shape.join(', ')}]`;

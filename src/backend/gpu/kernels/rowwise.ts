@@ -15,7 +15,7 @@ import type {
 import type { KernelRequest, Mode, Tolerance } from '../../kernel.ts';
 import type { Builder, Dispatch } from '../builder.ts';
 import type { GpuRow } from '../row.ts';
-import { blockSum, declare, f32Literal, MAX_WORKGROUPS, readValue, STEP, writeValue } from './snippets.ts';
+import { type Bound, blockSum, declare, f32Literal, MAX_WORKGROUPS, readValue, STEP, writeValue } from './snippets.ts';
 
 const f32Tolerance: Tolerance = {
   relativeRms: 1e-6,
@@ -98,7 +98,7 @@ function normDispatch(operation: NormOperation, builder: Builder): Dispatch {
   const element = inFours ? 'vec4f' : 'f32';
   const { text, bindings } = declare([
     [readValue(input), 'input', element],
-    [{ kind: 'weight', name: weight }, 'weight', element],
+    ...(weight === undefined ? [] : [[{ kind: 'weight', name: weight }, 'weight', element] satisfies Bound]),
     [writeValue(output), 'output', element],
     STEP,
   ]);
@@ -121,7 +121,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
   let sum = blockSum(thread, ${inFours ? '(squares.x + squares.y) + (squares.z + squares.w)' : 'squares'});
   let scale = inverseSqrt(sum / ${f32Literal(group)} + ${f32Literal(epsilon)});
   for (var i = thread; i < ${units}u; i += ${threads}u) {
-    output[start + i] = input[start + i] * scale * weight[i];
+    output[start + i] = input[start + i] * scale${weight === undefined ? '' : ' * weight[i]'};
   }
 }
 `,
@@ -208,7 +208,6 @@ export const rowwiseRows: readonly GpuRow[] = [
   rowwise<RopeOperation>({ operation: 'rope', dispatch: ropeDispatch }),
   rowwise<GluOperation>({
     operation: 'glu',
-    accepts: ({ activation }) => activation === 'silu' || `gates with silu, found ${activation}`,
     dispatch: ({ gate, up, output, layer }, builder) =>
       elementwise({
         label: `layers.${layer}.glu ${output}`,

@@ -1,0 +1,141 @@
+/**
+ * What an operation asks of a kernel beyond its plain form. Every field of every operation is described here, so a field
+ * that is added cannot be overlooked: it does not compile until it says what it demands, and no row serves a demand that it
+ * does not name (`backend/kernel.ts`).
+ */
+
+import { InternalError } from '../errors.ts';
+import type { Operation, OperationKind } from './graph.ts';
+import type { Activation, MoeSpec, RouterSpec } from './spec.ts';
+
+/** As refusals print it, after "does not serve". */
+export type Demand =
+  | 'a scale on embeddings'
+  | 'norms without weights'
+  | 'a soft cap on logits'
+  | 'a window of attention'
+  | 'chunks of attention'
+  | 'attention sinks'
+  | 'attention temperature'
+  | 'GELU'
+  | 'clamped SwiGLU'
+  | 'biases of experts'
+  | "a router's bias"
+  | "a router's own input"
+  | 'scales of experts'
+  | 'weights on the inputs of experts';
+
+/** What each field of a value demands, when it is there. */
+type Fields<T> = { readonly [Field in keyof T]-?: (value: Exclude<T[Field], undefined>) => readonly Demand[] };
+
+const plain = (): readonly Demand[] => [];
+const always = (demand: Demand) => (): readonly Demand[] => [demand];
+const where =
+  (demand: Demand) =>
+  (value: boolean): readonly Demand[] =>
+    value ? [demand] : [];
+
+function activation(value: Activation): readonly Demand[] {
+  if (value === 'silu') return [];
+  return value === 'geluTanh' ? ['GELU'] : ['clamped SwiGLU'];
+}
+
+const router: Fields<RouterSpec> = {
+  gating: plain,
+  bias: where("a router's bias"),
+  selectionBias: plain,
+  groups: plain,
+  normalise: plain,
+  scale: plain,
+  expertScale: where('scales of experts'),
+  weighsInput: where('weights on the inputs of experts'),
+};
+
+const moe: Fields<MoeSpec> = {
+  experts: plain,
+  used: plain,
+  inner: plain,
+  activation,
+  biases: where('biases of experts'),
+  router: (value) => demandsIn(router, value),
+  shared: plain,
+};
+
+/** A single expert has nothing to do with how it was chosen, but for what its input is multiplied with. */
+const singleExpert: Fields<MoeSpec> = {
+  ...moe,
+  router: ({ weighsInput }) => where('weights on the inputs of experts')(weighsInput === true),
+};
+
+const base = { kind: plain, layer: plain, output: plain };
+
+const operations: { readonly [Kind in OperationKind]: Fields<Extract<Operation, { readonly kind: Kind }>> } = {
+  embed: { ...base, weight: plain, scale: always('a scale on embeddings') },
+  incoming: base,
+  norm: { ...base, input: plain, weight: plain, epsilon: plain, group: plain },
+  linear: { ...base, input: plain, weight: plain, bias: plain },
+  rope: { ...base, input: plain, headDim: plain, rope: plain },
+  attention: {
+    ...base,
+    query: plain,
+    key: plain,
+    value: plain,
+    heads: plain,
+    kvHeads: plain,
+    headDim: plain,
+    valueDim: plain,
+    scale: plain,
+    reach: ({ kind }) => [kind === 'window' ? 'a window of attention' : 'chunks of attention'],
+    sinks: always('attention sinks'),
+    temperature: always('attention temperature'),
+    rotated: plain,
+  },
+  glu: { ...base, gate: plain, up: plain, activation },
+  gate: { ...base, input: plain, gate: plain, activation: plain },
+  scale: { ...base, input: plain, factor: plain, weight: plain },
+  moe: {
+    ...base,
+    input: plain,
+    prefix: plain,
+    moe: (value) => demandsIn(moe, value),
+    routerInput: always("a router's own input"),
+    norm: plain,
+    add: plain,
+    split: plain,
+  },
+  experts: { ...base, input: plain, norm: plain, prefix: plain, moe: (value) => demandsIn(singleExpert, value) },
+  add: { ...base, left: plain, right: plain },
+  head: { ...base, input: plain, weight: plain, softcap: always('a soft cap on logits') },
+  project: { ...base, input: plain, norm: plain, parts: plain, add: plain },
+  gated: { ...base, input: plain, norm: plain, gate: plain, up: plain, activation },
+  rotate: {
+    ...base,
+    input: plain,
+    queryNorm: plain,
+    keyNorm: plain,
+    rope: plain,
+    heads: plain,
+    kvHeads: plain,
+    headDim: plain,
+    valueDim: plain,
+  },
+};
+
+/** @throws InternalError `internal` for a field that is not described */
+export function demandsOf(operation: Operation): readonly Demand[] {
+  const fields = operations[operation.kind] as Fields<Operation>;
+  const own = demandsIn(fields, operation);
+  // What is not there cannot describe itself.
+  return operation.kind === 'norm' && operation.weight === undefined ? [...own, 'norms without weights'] : own;
+}
+
+function demandsIn<T extends object>(fields: Fields<T>, value: T): readonly Demand[] {
+  return (Object.keys(value) as (keyof T & string)[]).flatMap((name) => {
+    const part = value[name];
+    if (part === undefined) return [];
+    const describe = fields[name] as Fields<T>[typeof name] | undefined;
+    if (describe === undefined)
+      throw new InternalError(`what a kernel must do about the field ${name} is not described`);
+    return describe(part as Exclude<T[typeof name], undefined>);
+  });
+}
