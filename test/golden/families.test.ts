@@ -8,29 +8,12 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { fileURLToPath } from 'node:url';
 
+import { families, familyFile } from '../support/families.ts';
 import { argmax, pagesFor, type ReferenceModel, runRows, withReference } from '../support/reference.ts';
 import { type FixtureTensor, f32Of, i32Of, readSafetensors } from '../support/safetensors.ts';
 
 const TOLERANCE = 2e-4;
-
-const fixtures = [
-  'llama',
-  'llama3-rope',
-  'llama-yarn',
-  'mixtral',
-  'qwen2',
-  'qwen3',
-  'qwen2moe',
-  'qwen3moe',
-  'olmoe',
-  'glm4moe',
-];
-
-function pathOf(family: string, file: string): string {
-  return fileURLToPath(new URL(`../fixtures/families/${family}/${file}`, import.meta.url));
-}
 
 function worstError(found: Float32Array, expected: Float32Array): number {
   assert.equal(found.length, expected.length);
@@ -51,12 +34,12 @@ async function checkPrompt(model: ReferenceModel, expected: ReadonlyMap<string, 
   return logits;
 }
 
-for (const family of fixtures) {
-  const expected = readSafetensors(pathOf(family, 'expected.safetensors'));
+for (const family of families) {
+  const expected = readSafetensors(familyFile(family, 'expected.safetensors'));
   const tokens = i32Of(expected, 'tokens');
 
   test(`${family}: official logits, hidden states and greedy tokens`, () =>
-    withReference(pathOf(family, 'model.gguf'), async (model) => {
+    withReference(familyFile(family, 'model.gguf'), async (model) => {
       const logits = await checkPrompt(model, expected);
       const { vocabulary } = model.spec;
       const greedy = [argmax(logits.subarray(-vocabulary))];
@@ -68,7 +51,7 @@ for (const family of fixtures) {
     }));
 
   test(`${family}: chunks, single steps and scattered pages change no bit`, () =>
-    withReference(pathOf(family, 'model.gguf'), async (model) => {
+    withReference(familyFile(family, 'model.gguf'), async (model) => {
       const whole = await runRows(model, tokens, 0, 'prompt');
       const { vocabulary } = model.spec;
 
@@ -87,7 +70,7 @@ for (const family of fixtures) {
 
 test('sequences that share a run do not see one another, and past a page the right page is read', () =>
   withReference(
-    pathOf('mixtral', 'model.gguf'),
+    familyFile('mixtral', 'model.gguf'),
     async (model) => {
       const text = Array.from({ length: 150 }, (_, i) => (i * 37 + 11) % 500);
       const alone = await runRows(model, text, 0, 'prompt', Int32Array.of(0, 1, 2));

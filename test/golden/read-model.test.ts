@@ -171,6 +171,24 @@ test('biases and norms are all there or none is; the first layer says which', as
   );
 });
 
+test('ernie4_5-moe: a selection bias of either shape, and experts in every so many layers', async () => {
+  const file = await header('ernie4_5-moe');
+  const { spec, weights } = readModel(file);
+  assert.deepEqual(
+    spec.layers.map(({ feedForward }) => feedForward.kind),
+    ['dense', 'moe', 'moe'],
+  );
+  const name = 'blk.1.exp_probs_b.bias';
+  const vector = readModel(altered(file, { tensors: { [name]: { ...tensorOf(file, name), shape: [8] } } }));
+  for (const read of [weights, vector.weights]) {
+    assert.deepEqual(read.get('layers.1.moe.selectionBias')?.shape, [8]);
+  }
+  const square = { [name]: { ...tensorOf(file, name), shape: [2, 4] } };
+  assert.throws(() => readModel(altered(file, { tensors: square })), /exp_probs_b\.bias is \[2, 4\].*\[1, 8\]/);
+  const everySecond = { 'ernie4_5-moe.interleave_moe_layer_step': meta.u32(2) };
+  assert.throws(() => readModel(altered(file, { metadata: everySecond })), /blk\.2\.ffn_gate\.weight is missing/);
+});
+
 test('groups of experts are read where they limit the choice, and checked', async () => {
   const file = await header('glm4moe');
   const router = (count: number, used: number) => {

@@ -13,6 +13,9 @@ export const families = [
   'qwen3moe',
   'olmoe',
   'glm4moe',
+  'dots1',
+  'ernie4_5-moe',
+  'minimax-m2',
 ] as const;
 
 /** @param file `model.gguf` or `expected.safetensors` */
