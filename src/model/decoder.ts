@@ -5,7 +5,8 @@ import type { AttentionSpec, FeedForwardSpec, ModelSpec } from './spec.ts';
 
 export function buildGraph(spec: ModelSpec): Graph {
   const builder = new GraphBuilder();
-  let stream = builder.add({ kind: 'embed', layer: -1, weight: 'embedding', output: 'embedded' }, spec.hidden);
+  const embedded = builder.add({ kind: 'embed', layer: -1, weight: 'embedding', output: 'embedded' }, spec.hidden);
+  let stream = scaled(builder, embedded, spec.embedding?.scale, { layer: -1, width: spec.hidden });
   const hidden = [stream];
   spec.layers.forEach((layer, index) => {
     stream = attentionBlock(builder, spec, layer.attention, index, stream);
@@ -26,8 +27,10 @@ export function buildGraph(spec: ModelSpec): Graph {
     spec.hidden,
   );
   hidden[last] = normed;
+  // A product's input is narrower than its output, so it is scaled there.
+  const input = scaled(builder, normed, spec.head.logitScale, { layer: last, width: spec.hidden });
   const logits = builder.add(
-    { kind: 'head', layer: last, input: normed, weight: spec.head.tied ? 'embedding' : 'head', output: 'logits' },
+    { kind: 'head', layer: last, input, weight: spec.head.tied ? 'embedding' : 'head', output: 'logits' },
     spec.vocabulary,
   );
   return { operations: builder.operations, widths: builder.widths, logits, hidden };
@@ -114,7 +117,7 @@ function attentionBlock(
     },
     spec.hidden,
   );
-  return builder.add({ kind: 'add', layer, left: stream, right: output, output: `${at}.residual` }, spec.hidden);
+  return addResidual(builder, spec, { layer, stream, output, at });
 }
 
 /** x + feedForward(norm(x)), dense or mixture of experts. */
@@ -152,7 +155,29 @@ function feedForwardBlock(
       spec.hidden,
     );
   }
-  return builder.add({ kind: 'add', layer, left: stream, right: output, output: `${at}.residual` }, spec.hidden);
+  return addResidual(builder, spec, { layer, stream, output, at });
+}
+
+/** What a block gives, times the model's residual scale, on top of the stream. */
+function addResidual(
+  builder: GraphBuilder,
+  spec: ModelSpec,
+  block: { readonly layer: number; readonly stream: ValueName; readonly output: ValueName; readonly at: string },
+): ValueName {
+  const { layer, stream, at } = block;
+  const right = scaled(builder, block.output, spec.residualScale, { layer, width: spec.hidden });
+  return builder.add({ kind: 'add', layer, left: stream, right, output: `${at}.residual` }, spec.hidden);
+}
+
+/** A value times a factor; the value itself where there is none. */
+function scaled(
+  builder: GraphBuilder,
+  input: ValueName,
+  factor: number | undefined,
+  { layer, width }: { readonly layer: number; readonly width: number },
+): ValueName {
+  if (factor === undefined || factor === 1) return input;
+  return builder.add({ kind: 'scale', layer, input, factor, output: `${input}.scaled` }, width);
 }
 
 class GraphBuilder {

@@ -116,6 +116,13 @@ export interface AddOperation extends OperationBase {
   readonly right: ValueName;
 }
 
+/** output = factor · input. */
+export interface ScaleOperation extends OperationBase {
+  readonly kind: 'scale';
+  readonly input: ValueName;
+  readonly factor: number;
+}
+
 /** Logits of the rows that are asked for: [wanted rows, vocabulary]. */
 export interface HeadOperation extends OperationBase {
   readonly kind: 'head';
@@ -177,6 +184,7 @@ export type Operation =
   | MoeOperation
   | ExpertsOperation
   | AddOperation
+  | ScaleOperation
   | HeadOperation
   | ProjectOperation
   | GatedOperation

@@ -20,6 +20,7 @@ export function inputsOf(operation: Operation): readonly ValueName[] {
     case 'norm':
     case 'linear':
     case 'rope':
+    case 'scale':
     case 'head':
     case 'gated':
     case 'rotate':

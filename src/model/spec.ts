@@ -31,9 +31,18 @@ export interface ModelSpec {
   readonly hidden: number;
   /** The context length it was trained with, in tokens. */
   readonly trainedContext: number;
+  /** Absent: embedded rows go on as they are. */
+  readonly embedding?: EmbeddingSpec;
   readonly layers: readonly LayerSpec[];
+  /** What the output of each attention and each feed-forward block is multiplied with before it is added; absent: 1. */
+  readonly residualScale?: number;
   readonly finalNorm: NormSpec;
   readonly head: HeadSpec;
+}
+
+export interface EmbeddingSpec {
+  /** What embedded rows are multiplied with. */
+  readonly scale: number;
 }
 
 export interface LayerSpec {
@@ -140,4 +149,6 @@ export interface SharedExpertSpec {
 export interface HeadSpec {
   /** Whether the head uses the embedding's weight. */
   readonly tied: boolean;
+  /** What logits are multiplied with; absent: 1. */
+  readonly logitScale?: number;
 }

@@ -194,10 +194,10 @@ describe('rope', () => {
   });
 });
 
-describe('glu and add', () => {
-  assert.equal(rowsOf('glu').length + rowsOf('add').length, 2);
+describe('glu, add and scale', () => {
+  for (const kind of ['glu', 'add', 'scale'] as const) assert.equal(rowsOf(kind).length, 1);
   for (const width of [1, 3, 4, 5, 17, 64, 67, 1030]) {
-    test(`glu and add: ${width} wide`, async () => {
+    test(`glu, add and scale: ${width} wide`, async () => {
       const [left, right] = [nastyRows(ROWS, width, width), nastyRows(ROWS, width, width + 1)];
       const inputs = { left, right };
       await check(`glu of ${width}`, {
@@ -208,6 +208,11 @@ describe('glu and add', () => {
       await check(`add of ${width}`, {
         inputs,
         operations: [{ kind: 'add', layer: 0, left: 'left', right: 'right', output: 'y' }],
+        widths: { y: width },
+      });
+      await check(`scale of ${width}`, {
+        inputs: { left },
+        operations: [{ kind: 'scale', layer: 0, input: 'left', factor: -0.22, output: 'y' }],
         widths: { y: width },
       });
     });

@@ -141,10 +141,10 @@ describe('rope', () => {
   });
 });
 
-describe('glu and add', () => {
-  assert.equal(rowsOf('glu').length + rowsOf('add').length, 2);
+describe('glu, add and scale', () => {
+  for (const kind of ['glu', 'add', 'scale'] as const) assert.equal(rowsOf(kind).length, 1);
   for (const width of [1, 4, 67, 1028]) {
-    test(`glu and add: ${width} wide`, async () => {
+    test(`glu, add and scale: ${width} wide`, async () => {
       const inputs = { left: nastyRows(ROWS, width, width), right: nastyRows(ROWS, width, width + 1) };
       await check(`glu of ${width}`, {
         inputs,
@@ -154,6 +154,11 @@ describe('glu and add', () => {
       await check(`add of ${width}`, {
         inputs,
         operation: { kind: 'add', layer: 0, left: 'left', right: 'right', output: 'y' },
+        width,
+      });
+      await check(`scale of ${width}`, {
+        inputs: { left: inputs.left },
+        operation: { kind: 'scale', layer: 0, input: 'left', factor: -0.22, output: 'y' },
         width,
       });
     });

@@ -16,6 +16,7 @@ export const families = [
   'dots1',
   'ernie4_5-moe',
   'minimax-m2',
+  'granitemoe',
 ] as const;
 
 /** @param file `model.gguf` or `expected.safetensors` */

@@ -21,7 +21,7 @@ import {
 import { checkExpertWork, expertsByLayer } from '../check-experts.ts';
 import { incomingRows } from '../check-step.ts';
 import { expertOutput, moe, type Route } from './moe.ts';
-import { add, attention, embed, gather, glu, type LayerCache, linear, norm, rope } from './operations.ts';
+import { add, attention, embed, gather, glu, type LayerCache, linear, norm, rope, scale } from './operations.ts';
 import { referenceRows } from './rows.ts';
 import { allocateF32, decodeWeights } from './store.ts';
 
@@ -198,6 +198,8 @@ export class ReferenceExecutable implements Executable {
       }
       case 'add':
         return add(this.#value(operation.left), this.#value(operation.right));
+      case 'scale':
+        return scale(this.#value(operation.input), operation.factor);
       case 'head': {
         const wanted = gather(this.#value(operation.input), step.wanted, this.#graph.widths[operation.input]);
         return linear(wanted, this.#matrix(operation.weight, operation.output));

@@ -195,6 +195,11 @@ export function add(left: Float32Array, right: Float32Array): Float32Array {
   return left.map((value, i) => value + right[i]);
 }
 
+/** factor · input, element by element. */
+export function scale(input: Float32Array, factor: number): Float32Array {
+  return input.map((value) => value * factor);
+}
+
 /** The rows of [T, width] that `wanted` names. */
 export function gather(input: Float32Array, wanted: Int32Array, width: number): Float32Array {
   const output = new Float32Array(wanted.length * width);

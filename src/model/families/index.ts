@@ -4,6 +4,7 @@ import type { Family } from '../family.ts';
 import { dots1 } from './dots1.ts';
 import { ernie4_5Moe } from './ernie4_5-moe.ts';
 import { glm4moe } from './glm4moe.ts';
+import { granitemoe } from './granitemoe.ts';
 import { llama } from './llama.ts';
 import { minimaxM2 } from './minimax-m2.ts';
 import { olmoe } from './olmoe.ts';
@@ -23,4 +24,5 @@ export const families: readonly Family[] = [
   dots1,
   ernie4_5Moe,
   minimaxM2,
+  granitemoe,
 ];

@@ -261,6 +261,7 @@ const cases: Readonly<Partial<Record<OperationKind, (row: KernelRow) => RowCase>
   ),
   incoming: anything({ kind: 'incoming', layer: 3, output: 'y' }, { y: 67 }),
   add: anything({ kind: 'add', layer: 0, left: 'a', right: 'b', output: 'y' }, { a: 1, b: 1, y: 1 }),
+  scale: anything({ kind: 'scale', layer: 0, input: 'x', factor: 3, output: 'y' }, { x: 67, y: 67 }),
   glu: () => {
     const of = (activation: string) =>
       requestFor(

@@ -173,6 +173,20 @@ export function add(left: usize, right: usize, output: usize, count: i32): void 
   }
 }
 
+/** output = factor · input, `count` f32; `output` may be `input`. */
+export function scale(input: usize, output: usize, count: i32, factor: f32): void {
+  const factors = f32x4.splat(factor);
+  let i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const at = <usize>i << 2;
+    v128.store(output + at, f32x4.mul(v128.load(input + at), factors));
+  }
+  for (; i < count; i++) {
+    const at = <usize>i << 2;
+    f32.store(output + at, f32.load(input + at) * factor);
+  }
+}
+
 /**
  * output = Σ weights[i] · (input + i · stride) over `used` vectors in order, then + gate · shared where `shared` is not 0;
  * `count` f32. Each element is written once, when it is whole.

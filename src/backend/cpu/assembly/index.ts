@@ -1,6 +1,6 @@
 // What a worker may call. Pointers are byte addresses in the one memory of the instance: an arena.
 
-export { add, combine, encodeInt16, encodeInt8, rmsNorm, rope, sigmoid, siluMul } from './activations';
+export { add, combine, encodeInt16, encodeInt8, rmsNorm, rope, scale, sigmoid, siluMul } from './activations';
 export { attend, storeCache } from './attention';
 export { decodeRowFloat, matmulFloat } from './float';
 export { interleave } from './interleave';

@@ -8,6 +8,7 @@ import type {
   NormOperation,
   Operation,
   RopeOperation,
+  ScaleOperation,
 } from '../../../model/graph.ts';
 import type { FormatId } from '../../../quant/index.ts';
 import type { Builder } from '../builder.ts';
@@ -159,6 +160,18 @@ export const rowwiseRows: readonly CpuRow[] = [
       });
     },
   }),
+  rowwise<ScaleOperation>({
+    operation: 'scale',
+    emit({ input, output, factor }, builder) {
+      const width = builder.width(output);
+      builder.emit({
+        space: 'rows',
+        reads: [input],
+        writes: [output],
+        make: (at) => ({ kind: 'scale', input: at.value(input), output: at.value(output), width, factor }),
+      });
+    },
+  }),
 ];
 
 /** A task whose units are the stage's own rows. */
@@ -272,6 +285,19 @@ export function makeAdd(data: Task, worker: WorkerView): RunningTask {
   const add = worker.home.kernels.add as KernelCall;
   return perRow((row) => {
     add(rowOf(task.left, row), rowOf(task.right, row), rowOf(task.output, row), task.width);
+  });
+}
+
+export function makeScale(data: Task, worker: WorkerView): RunningTask {
+  const task = data as Task & {
+    readonly input: Place;
+    readonly output: Place;
+    readonly width: number;
+    readonly factor: number;
+  };
+  const scale = worker.home.kernels.scale as KernelCall;
+  return perRow((row) => {
+    scale(rowOf(task.input, row), rowOf(task.output, row), task.width, task.factor);
   });
 }
 

@@ -10,12 +10,13 @@ import type {
   Operation,
   RopeOperation,
   RowNorm,
+  ScaleOperation,
   ValueName,
 } from '../../../model/graph.ts';
 import type { KernelRequest, Mode, Tolerance } from '../../kernel.ts';
 import type { Builder, Dispatch } from '../builder.ts';
 import type { GpuRow } from '../row.ts';
-import { blockSum, declare, f32Literal, MAX_WORKGROUPS, readValue, STEP, writeValue } from './snippets.ts';
+import { type Bound, blockSum, declare, f32Literal, MAX_WORKGROUPS, readValue, STEP, writeValue } from './snippets.ts';
 
 const f32Tolerance: Tolerance = {
   relativeRms: 1e-6,
@@ -47,24 +48,24 @@ function rowwise<Made extends Operation>(options: {
   };
 }
 
-/** output = `expression` of left and right, element by element; `i` is the element's number in the whole value. */
+/** output = `expression` of the inputs, element by element. */
 function elementwise(options: {
   readonly label: string;
-  readonly left: ValueName;
-  readonly right: ValueName;
+  /** By what the expression calls their elements. */
+  readonly inputs: Readonly<Record<string, ValueName>>;
   readonly output: ValueName;
-  /** WGSL over `a` and `b`, of the type `T`. */
+  /** WGSL over elements of the type `T`. */
   readonly expression: string;
   readonly builder: Builder;
 }): Dispatch {
-  const { label, left, right, output, expression, builder } = options;
+  const { label, output, expression, builder } = options;
+  const inputs = Object.entries(options.inputs);
   const width = builder.width(output);
   const inFours = width % 4 === 0;
   const units = inFours ? width / 4 : width;
   const element = inFours ? 'vec4f' : 'f32';
   const { text, bindings } = declare([
-    [readValue(left), 'left', element],
-    [readValue(right), 'right', element],
+    ...inputs.map(([name, value]): Bound => [readValue(value), `${name}Values`, element]),
     [writeValue(output), 'output', element],
     STEP,
   ]);
@@ -78,8 +79,7 @@ ${text}
 fn main(@builtin(global_invocation_id) id: vec3u) {
   if (id.x >= ${units}u || id.y >= step[${builder.step.rows}]) { return; }
   let i = id.y * ${units}u + id.x;
-  let a = left[i];
-  let b = right[i];
+${inputs.map(([name]) => `  let ${name} = ${name}Values[i];`).join('\n')}
   output[i] = ${expression};
 }
 `,
@@ -212,8 +212,7 @@ export const rowwiseRows: readonly GpuRow[] = [
     dispatch: ({ gate, up, output, layer }, builder) =>
       elementwise({
         label: `layers.${layer}.glu ${output}`,
-        left: gate,
-        right: up,
+        inputs: { a: gate, b: up },
         output,
         // Far below zero the exponential is infinite and the quotient 0; far above it is 0 and the quotient the gate.
         expression: 'a / (T(1.0) + exp(-a)) * b',
@@ -223,7 +222,24 @@ export const rowwiseRows: readonly GpuRow[] = [
   rowwise<AddOperation>({
     operation: 'add',
     dispatch: ({ left, right, output, layer }, builder) =>
-      elementwise({ label: `layers.${layer}.add ${output}`, left, right, output, expression: 'a + b', builder }),
+      elementwise({
+        label: `layers.${layer}.add ${output}`,
+        inputs: { a: left, b: right },
+        output,
+        expression: 'a + b',
+        builder,
+      }),
+  }),
+  rowwise<ScaleOperation>({
+    operation: 'scale',
+    dispatch: ({ input, factor, output, layer }, builder) =>
+      elementwise({
+        label: `layers.${layer}.scale ${output}`,
+        inputs: { a: input },
+        output,
+        expression: `T(${f32Literal(factor)}) * a`,
+        builder,
+      }),
   }),
 ];
 
