@@ -1,7 +1,7 @@
 /** The one forward pass: a `ModelSpec` becomes a graph over T rows. Decode, verify, batched decode and prefill are all it. */
 
 import type { Graph, Operation, ValueName } from './graph.ts';
-import type { AttentionSpec, FeedForwardSpec, ModelSpec } from './spec.ts';
+import type { AttentionSpec, FeedForwardSpec, LatentSpec, ModelSpec } from './spec.ts';
 
 export function buildGraph(spec: ModelSpec): Graph {
   const builder = new GraphBuilder();
@@ -45,7 +45,6 @@ function attentionBlock(
   stream: ValueName,
 ): ValueName {
   const at = `layers.${layer}.attention`;
-  const { heads, kvHeads, headDim, valueDim, scale, bias } = attention;
   const input = builder.add(
     {
       kind: 'norm',
@@ -58,6 +57,28 @@ function attentionBlock(
     },
     spec.hidden,
   );
+  const mixed =
+    attention.latent === undefined
+      ? headAttention(builder, attention, layer, input)
+      : latentAttention(builder, attention, attention.latent, { layer, input });
+  const output = builder.add(
+    {
+      kind: 'linear',
+      layer,
+      input: mixed,
+      weight: `${at}.output`,
+      bias: attention.bias.output ? `${at}.output.bias` : undefined,
+      output: `${at}.output`,
+    },
+    spec.hidden,
+  );
+  return addResidual(builder, spec, { layer, stream, output, at });
+}
+
+/** Attention over each key head's own keys and values: [rows, heads·valueDim]. */
+function headAttention(builder: GraphBuilder, attention: AttentionSpec, layer: number, input: ValueName): ValueName {
+  const at = `layers.${layer}.attention`;
+  const { heads, kvHeads, headDim, valueDim, scale, bias } = attention;
   const project = (name: 'query' | 'key' | 'value', width: number) =>
     builder.add(
       {
@@ -102,22 +123,91 @@ function attentionBlock(
       kvHeads * headDim,
     );
   }
-  const mixed = builder.add(
+  return builder.add(
     { kind: 'attention', layer, query, key, value, heads, kvHeads, headDim, valueDim, scale, output: `${at}.mixed` },
     heads * valueDim,
   );
-  const output = builder.add(
+}
+
+/** Attention over latents, see {@link LatentSpec}: [rows, heads·headValueDim]. */
+function latentAttention(
+  builder: GraphBuilder,
+  { heads, kvHeads, headDim, valueDim, scale, rope }: AttentionSpec,
+  { queryRank, plainDim, headValueDim, norm }: LatentSpec,
+  { layer, input }: { readonly layer: number; readonly input: ValueName },
+): ValueName {
+  const at = `layers.${layer}.attention`;
+  const rotated = headDim - valueDim;
+  const { epsilon } = norm;
+  const project = (name: string, source: ValueName, width: number) =>
+    builder.add({ kind: 'linear', layer, input: source, weight: `${at}.${name}`, output: `${at}.${name}` }, width);
+  const rotate = (name: 'query' | 'key', rotatedInput: ValueName, dim: number, width: number) => {
+    if (rope === undefined) return rotatedInput;
+    const from = dim - rotated;
+    return builder.add(
+      { kind: 'rope', layer, input: rotatedInput, headDim: dim, rope, from, output: `${at}.${name}.rotated` },
+      width,
+    );
+  };
+
+  let source = input;
+  if (queryRank !== undefined) {
+    const down = project('query.down', input, queryRank);
+    const weight = `${at}.query.downNorm`;
+    source = builder.add(
+      { kind: 'norm', layer, input: down, weight, epsilon, group: queryRank, output: `${down}.normed` },
+      queryRank,
+    );
+  }
+  const queryDim = plainDim + rotated;
+  const query = rotate('query', project('query', source, heads * queryDim), queryDim, heads * queryDim);
+  const absorbed = builder.add(
     {
-      kind: 'linear',
+      kind: 'headLinear',
       layer,
-      input: mixed,
-      weight: `${at}.output`,
-      bias: bias.output ? `${at}.output.bias` : undefined,
-      output: `${at}.output`,
+      input: query,
+      weight: `${at}.key.up`,
+      heads,
+      rest: rotated,
+      output: `${at}.query.absorbed`,
     },
-    spec.hidden,
+    heads * headDim,
   );
-  return addResidual(builder, spec, { layer, stream, output, at });
+
+  const latent = project('latent', input, headDim);
+  const normed = builder.add(
+    {
+      kind: 'norm',
+      layer,
+      input: latent,
+      weight: `${at}.latentNorm`,
+      epsilon,
+      group: valueDim,
+      rest: rotated,
+      output: `${latent}.normed`,
+    },
+    headDim,
+  );
+  const key = rotate('key', normed, headDim, headDim);
+  const mixed = builder.add(
+    {
+      kind: 'attention',
+      layer,
+      query: absorbed,
+      key,
+      heads,
+      kvHeads,
+      headDim,
+      valueDim,
+      scale,
+      output: `${at}.mixedLatent`,
+    },
+    heads * valueDim,
+  );
+  return builder.add(
+    { kind: 'headLinear', layer, input: mixed, weight: `${at}.value.up`, heads, output: `${at}.mixed` },
+    heads * headValueDim,
+  );
 }
 
 /** x + feedForward(norm(x)), dense or mixture of experts. */

@@ -11,7 +11,11 @@
  * | `layers.i.attention.query`, `.key`, `.value` | [heads·headDim, hidden], [kvHeads·headDim, hidden], [kvHeads·valueDim, hidden] |
  * | `layers.i.attention.query.bias`, `.key.bias`, `.value.bias`, `.output.bias` | [rows of the weight] |
  * | `layers.i.attention.queryNorm`, `.keyNorm` | [headDim] (`qkNorm: 'head'`) or [heads·headDim], [kvHeads·headDim] (`'full'`) |
- * | `layers.i.attention.output` | [hidden, heads·valueDim] |
+ * | `layers.i.attention.output` | [hidden, heads·valueDim], with a latent [hidden, heads·headValueDim] |
+ * | `layers.i.attention.query.down`, `.query.downNorm` | with a latent and a `queryRank`: [queryRank, hidden], [queryRank] |
+ * | `layers.i.attention.query` | with a latent: [heads·(plainDim + rotated), queryRank, or hidden without one] |
+ * | `layers.i.attention.latent`, `.latentNorm` | with a latent: [valueDim + rotated, hidden], [valueDim] |
+ * | `layers.i.attention.key.up`, `.value.up` | with a latent: [heads, valueDim, plainDim], [heads, headValueDim, valueDim] |
  * | `layers.i.feedForward.norm` | [hidden] |
  * | `layers.i.feedForward.gate`, `.up`, `.down` | [inner, hidden] twice, [hidden, inner] |
  * | `layers.i.moe.router` | [experts, hidden] |
@@ -69,15 +73,35 @@ export interface AttentionSpec {
   readonly rope?: RopeSpec;
   /** A norm on queries and keys before the rotation: each head by itself, or the whole projection at once. */
   readonly qkNorm?: { readonly over: 'head' | 'full'; readonly epsilon: number };
+  /** Multi-head latent attention. Absent: keys and values are projected as they are. */
+  readonly latent?: LatentSpec;
   /** Which projections carry a bias. */
   readonly bias: { readonly query: boolean; readonly key: boolean; readonly value: boolean; readonly output: boolean };
+}
+
+/**
+ * Multi-head latent attention (arXiv 2405.04434, section 2.1). A position's keys and values are products of one latent, and
+ * with it all heads share a few rotated elements of their keys. What is cached is the latent and these elements; the
+ * products are absorbed: a head's query is brought into the latent's space, and what it mixes are latents, of which the
+ * head's values are made afterwards. So there is one key head, `kvHeads` is 1; a key is the latent and behind it the rotated
+ * elements, `headDim`; a value is the latent, `valueDim`. `rope` rotates the last `rope.dimensions` of them.
+ */
+export interface LatentSpec {
+  /** Width that queries go through; absent: they are projected at once. */
+  readonly queryRank?: number;
+  /** Elements of a head's projected query that are not rotated; the rotated ones stand behind them. */
+  readonly plainDim: number;
+  /** Width of a head's values once they are made of latents. */
+  readonly headValueDim: number;
+  /** Over the query's rank, and over the latent. */
+  readonly norm: NormSpec;
 }
 
 /** Rotary position embedding (arXiv 2104.09864). */
 export interface RopeSpec {
   /** `adjacent`: elements 2j and 2j+1 form a pair; `half`: elements j and j + dimensions/2. */
   readonly pairing: 'adjacent' | 'half';
-  /** The first so many elements of a head are rotated; even. */
+  /** So many elements of a head are rotated, the first ones unless a latent says otherwise; even. */
   readonly dimensions: number;
   readonly base: number;
   readonly scaling: RopeScaling;

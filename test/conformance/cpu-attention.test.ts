@@ -25,7 +25,7 @@ import {
 import { near, PLAIN, ROWS, SMALL_ARENAS, sameBits } from './support/compare.ts';
 import { onCpu, onReference, type Tiny, tinyPlan } from './support/tiny-graph.ts';
 
-/** Query heads a key head: 1 to 32; widths around the 16 and 64 bytes that loops take. */
+/** Query heads a key head: 1 to 128, up to 32 of them a unit; widths around the 16 and 64 bytes that loops take. */
 const shapes: readonly Shape[] = [
   { heads: 1, kvHeads: 1, headDim: 4, valueDim: 4 },
   { heads: 5, kvHeads: 1, headDim: 20, valueDim: 12 },
@@ -34,6 +34,10 @@ const shapes: readonly Shape[] = [
   { heads: 6, kvHeads: 6, headDim: 132, valueDim: 20 },
   { heads: 12, kvHeads: 4, headDim: 64, valueDim: 132 },
   { heads: 62, kvHeads: 2, headDim: 4, valueDim: 8 },
+  { heads: 66, kvHeads: 2, headDim: 8, valueDim: 4 },
+  { heads: 4, kvHeads: 1, headDim: 48, valueDim: 32, joint: true },
+  { heads: 6, kvHeads: 2, headDim: 20, valueDim: 20, joint: true },
+  { heads: 128, kvHeads: 1, headDim: 148, valueDim: 132, joint: true },
 ];
 
 async function checkAttention(shape: Shape, inputs: Inputs, cache: CacheType, tolerance: number): Promise<void> {
@@ -60,8 +64,9 @@ for (const row of cpuRows.filter(({ operation }) => operation === 'attention')) 
   const cache = (['f16', 'f32'] as const).find((type) => row.name === `attention-${type}`) as CacheType;
   describe(row.name, () => {
     for (const [index, shape] of shapes.entries()) {
-      const { heads, kvHeads, headDim, valueDim } = shape;
-      test(`${heads} heads of ${headDim} on ${kvHeads} of ${headDim} and ${valueDim}`, async () => {
+      const { heads, kvHeads, headDim, valueDim, joint } = shape;
+      const values = joint ? ', values in keys' : '';
+      test(`${heads} heads of ${headDim} on ${kvHeads} of ${headDim} and ${valueDim}${values}`, async () => {
         const inputs = inputsOf(shape, index);
         await checkAttention(shape, inputs, cache, row.tolerance.relativeRms);
       });

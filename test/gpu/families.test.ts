@@ -25,7 +25,7 @@ function checkLogits(found: Float32Array, expected: Float32Array, what: string):
   assert.ok(error <= MOST_RMS, `${what}: logits have a relative RMS of ${error}`);
 }
 
-for (const family of ['granitemoe', 'ernie4_5-moe']) {
+for (const family of ['granitemoe', 'deepseek3']) {
   test(`${family}: official logits, in one prompt and step by step, and greedy tokens`, async () => {
     const expected = readSafetensors(familyFile(family, 'expected.safetensors'));
     const tokens = i32Of(expected, 'tokens');

@@ -74,6 +74,26 @@ describe('norm', () => {
   }
 });
 
+describe('norm with a rest', () => {
+  for (const [group, groups, rest] of [
+    [32, 1, 16],
+    [5, 3, 2],
+    [512, 1, 64],
+    [4, 2, 67],
+  ] as const) {
+    test(`norm: ${groups} groups of ${group} and ${rest} more`, () => {
+      const width = group * groups + rest;
+      const weight = gaussians(group, random(group)) as Float32Array<ArrayBuffer>;
+      return check(`norm of ${groups} × ${group} and ${rest}`, {
+        inputs: { x: nastyRows(ROWS, width, width) },
+        operation: { kind: 'norm', layer: 0, input: 'x', weight: 'w', epsilon: 1e-6, group, rest, output: 'y' },
+        width,
+        weights: { w: f32Weight(weight, group) },
+      });
+    });
+  }
+});
+
 describe('rope', () => {
   assert.equal(rowsOf('rope').length, 1);
   const scalings: readonly RopeScaling[] = [
@@ -112,6 +132,21 @@ describe('rope', () => {
           });
         }
       }
+    });
+  }
+
+  for (const [headDim, heads, from, dimensions, pairing] of [
+    [48, 4, 32, 16, 'adjacent'],
+    [21, 2, 3, 8, 'half'],
+  ] as const) {
+    test(`rope: ${heads} heads of ${headDim}, ${dimensions} from ${from} on`, () => {
+      const rope = { pairing, dimensions, base: 10000, scaling: { kind: 'none' } } as const;
+      const width = heads * headDim;
+      return check(`rope of ${headDim} from ${from} on`, {
+        inputs: { x: nastyRows(ROWS, width, width) },
+        operation: { kind: 'rope', layer: 0, input: 'x', headDim, from, rope, output: 'y' },
+        width,
+      });
     });
   }
 

@@ -17,6 +17,9 @@ export const families = [
   'ernie4_5-moe',
   'minimax-m2',
   'granitemoe',
+  'deepseek2',
+  'deepseek3',
+  'glm4moe-lite',
 ] as const;
 
 /** @param file `model.gguf` or `expected.safetensors` */

@@ -38,6 +38,7 @@ export const referenceRows: readonly KernelRow[] = [
   row('incoming'),
   row('norm'),
   row('linear'),
+  row('headLinear'),
   row('rope'),
   row('attention', acceptsCache),
   row('glu'),

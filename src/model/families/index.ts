@@ -1,6 +1,7 @@
 /** The table of families: one file and one line each. */
 
 import type { Family } from '../family.ts';
+import { deepseek2 } from './deepseek2.ts';
 import { dots1 } from './dots1.ts';
 import { ernie4_5Moe } from './ernie4_5-moe.ts';
 import { glm4moe } from './glm4moe.ts';
@@ -25,4 +26,5 @@ export const families: readonly Family[] = [
   ernie4_5Moe,
   minimaxM2,
   granitemoe,
+  deepseek2,
 ];

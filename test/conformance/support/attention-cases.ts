@@ -19,6 +19,8 @@ export interface Shape {
   readonly kvHeads: number;
   readonly headDim: number;
   readonly valueDim: number;
+  /** Values are the beginnings of their keys. */
+  readonly joint?: true;
 }
 
 export type Inputs = Readonly<Record<'query' | 'key' | 'value', Float32Array<ArrayBuffer>>>;
@@ -49,23 +51,27 @@ export function roundedToF16(values: Float32Array<ArrayBuffer>): Float32Array<Ar
 }
 
 export function attentionOver(shape: Shape, inputs: Inputs): Tiny {
-  const { heads, headDim, valueDim } = shape;
+  const { joint, ...sizes } = shape;
+  const { heads, headDim, valueDim } = sizes;
   const scale = 1 / Math.sqrt(headDim);
   const operation: Operation = {
     kind: 'attention',
     layer: 0,
     query: 'query',
     key: 'key',
-    value: 'value',
-    ...shape,
+    ...(joint === undefined ? { value: 'value' } : {}),
+    ...sizes,
     scale,
     output: 'y',
   };
   const layer: LayerSpec = {
     attention: {
-      ...shape,
+      ...sizes,
       scale,
       norm: { epsilon: 1e-6 },
+      ...(joint === undefined
+        ? {}
+        : { latent: { plainDim: headDim, headValueDim: valueDim, norm: { epsilon: 1e-6 } } }),
       bias: { query: false, key: false, value: false, output: false },
     },
     feedForward: { kind: 'dense', norm: { epsilon: 1e-6 }, inner: 0, activation: 'silu' },

@@ -44,7 +44,8 @@ function maxLanes(value: v128): f32 {
 /**
  * `queries` vectors of `headDim` f32 against one key/value head; scores are multiplied with `scale`. `limits[i]` positions are visible to query
  * i. `table[p]` is the number of page p; a page takes `pageBytes` from `keys` and from `values` on, where each base already
- * points at the head's own part: PAGE × headDim keys, PAGE × valueDim values. `headDim` and `valueDim` are multiples of 4.
+ * points at the head's own part: PAGE × headDim keys, PAGE × valueDim values. Where `values` is `keys`, a value is the first
+ * `valueDim` elements of its key. `headDim` and `valueDim` are multiples of 4.
  * out: `queries` vectors of `valueDim`. `scratch`: a page of keys and values as f32, PAGE scores twice, 2 numbers a query.
  */
 export function attend(
@@ -55,6 +56,8 @@ export function attend(
   const valuePage = keyPage + (<usize>(PAGE * headDim) << 2);
   const scores = valuePage + (<usize>(PAGE * valueDim) << 2);
   const state = scores + (<usize>PAGE << 3);
+  const joint = values == keys;
+  const valueStride = <usize>(joint ? headDim : valueDim) << 2;
   let furthest = 0;
   for (let i = 0; i < queries; i++) {
     furthest = max(furthest, load<i32>(limits + (<usize>i << 2)));
@@ -69,9 +72,9 @@ export function attend(
     const filled = min(PAGE, furthest - start);
     if (half) {
       expand(key, keyPage, ((filled + 3) & ~3) * headDim);
-      expand(value, valuePage, filled * valueDim);
+      if (!joint) expand(value, valuePage, filled * valueDim);
       key = keyPage;
-      value = valuePage;
+      value = joint ? keyPage : valuePage;
     }
     for (let i = 0; i < queries; i++) {
       const visible = min(PAGE, load<i32>(limits + (<usize>i << 2)) - start);
@@ -85,11 +88,11 @@ export function attend(
         scorePair(q, key, scores, second, visible, headDim, scale);
         const decay = weigh(scores, visible, own);
         const decaySecond = weigh(second, visible, own + 8);
-        gatherPair(scores, second, visible, value, valueDim, to, decay, decaySecond);
+        gatherPair(scores, second, visible, value, valueStride, valueDim, to, decay, decaySecond);
         i++;
       } else {
         score(q, key, scores, visible, headDim, scale);
-        gather(scores, visible, value, valueDim, to, weigh(scores, visible, own));
+        gather(scores, visible, value, valueStride, valueDim, to, weigh(scores, visible, own));
       }
     }
   }
@@ -202,14 +205,16 @@ function weigh(scores: usize, visible: i32, own: usize): f32 {
   return decay;
 }
 
-/** to = decay · to + Σ weight · value. */
+/** to = decay · to + Σ weight · value; values are `stride` bytes apart. */
 // @ts-ignore: decorator
 @inline
-function gather(scores: usize, visible: i32, value: usize, valueDim: i32, to: usize, decay: f32): void {
+function gather(
+  scores: usize, visible: i32, value: usize, stride: usize, valueDim: i32, to: usize, decay: f32,
+): void {
   const decays = f32x4.splat(decay);
-  const stride = <usize>valueDim << 2;
+  const bytes = <usize>valueDim << 2;
   let d: usize = 0;
-  for (; d + 64 <= stride; d += 64) {
+  for (; d + 64 <= bytes; d += 64) {
     let a = f32x4.mul(v128.load(to + d), decays);
     let b = f32x4.mul(v128.load(to + d, 16), decays);
     let c = f32x4.mul(v128.load(to + d, 32), decays);
@@ -228,19 +233,20 @@ function gather(scores: usize, visible: i32, value: usize, valueDim: i32, to: us
     v128.store(to + d, c, 32);
     v128.store(to + d, e, 48);
   }
-  if (d < stride) gatherTail(scores, visible, value, stride, to, d, decay);
+  if (d < bytes) gatherTail(scores, visible, value, stride, to, d, bytes, decay);
 }
 
 /** {@link gather} for two queries whose outputs follow each other. */
 // @ts-ignore: decorator
 @inline
 function gatherPair(
-  scores: usize, second: usize, visible: i32, value: usize, valueDim: i32, to: usize, decay: f32, decaySecond: f32,
+  scores: usize, second: usize, visible: i32, value: usize, stride: usize, valueDim: i32, to: usize, decay: f32,
+  decaySecond: f32,
 ): void {
-  const stride = <usize>valueDim << 2;
-  const next = to + stride;
+  const bytes = <usize>valueDim << 2;
+  const next = to + bytes;
   let d: usize = 0;
-  for (; d + 64 <= stride; d += 64) {
+  for (; d + 64 <= bytes; d += 64) {
     const first = f32x4.splat(decay);
     const other = f32x4.splat(decaySecond);
     let a = f32x4.mul(v128.load(to + d), first);
@@ -278,14 +284,16 @@ function gatherPair(
     v128.store(next + d, h, 32);
     v128.store(next + d, k, 48);
   }
-  if (d == stride) return;
-  gatherTail(scores, visible, value, stride, to, d, decay);
-  gatherTail(second, visible, value, stride, next, d, decaySecond);
+  if (d == bytes) return;
+  gatherTail(scores, visible, value, stride, to, d, bytes, decay);
+  gatherTail(second, visible, value, stride, next, d, bytes, decaySecond);
 }
 
-/** What {@link gather} does from byte `from` of the outputs on. */
-function gatherTail(scores: usize, visible: i32, value: usize, stride: usize, to: usize, from: usize, decay: f32): void {
-  for (let d = from; d < stride; d += 16) {
+/** What {@link gather} does from byte `from` of the outputs on, up to byte `end`. */
+function gatherTail(
+  scores: usize, visible: i32, value: usize, stride: usize, to: usize, from: usize, end: usize, decay: f32,
+): void {
+  for (let d = from; d < end; d += 16) {
     let a = f32x4.mul(v128.load(to + d), f32x4.splat(decay));
     let v = value + d;
     for (let j = 0; j < visible; j++) {

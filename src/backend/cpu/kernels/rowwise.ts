@@ -92,7 +92,7 @@ export const rowwiseRows: readonly CpuRow[] = [
   }),
   rowwise<NormOperation>({
     operation: 'norm',
-    emit({ input, weight, output, epsilon, group, layer }, builder) {
+    emit({ input, weight, output, epsilon, group, rest = 0, layer }, builder) {
       const width = builder.width(output);
       builder.emit({
         space: 'rows',
@@ -105,7 +105,8 @@ export const rowwiseRows: readonly CpuRow[] = [
           weight: at.weight(weight).offset,
           epsilon,
           group,
-          groups: width / group,
+          groups: (width - rest) / group,
+          rest,
           // The norm that opens a block finds what came before it: the layer's own attention, or the layer before.
           blame: group === builder.spec.hidden && !weight.endsWith('feedForward.norm') ? layer - 1 : layer,
         }),
@@ -114,7 +115,7 @@ export const rowwiseRows: readonly CpuRow[] = [
   }),
   rowwise<RopeOperation>({
     operation: 'rope',
-    emit({ input, output, headDim, rope }, builder) {
+    emit({ input, output, headDim, rope, from = 0 }, builder) {
       const heads = builder.width(output) / headDim;
       builder.emit({
         space: 'rows',
@@ -126,6 +127,7 @@ export const rowwiseRows: readonly CpuRow[] = [
           output: at.value(output),
           heads,
           headDim,
+          from,
           half: rope.pairing === 'half',
           table: at.rope(rope),
           positions: at.step.positions,
@@ -219,9 +221,12 @@ export function makeNorm(data: Task, worker: WorkerView): RunningTask {
     readonly epsilon: number;
     readonly group: number;
     readonly groups: number;
+    /** Elements behind the groups. */
+    readonly rest: number;
     readonly blame: number;
   };
-  const rmsNorm = worker.home.kernels.rmsNorm as KernelCall;
+  const { bytes, kernels } = worker.home;
+  const rmsNorm = kernels.rmsNorm as KernelCall;
   // One weight for every group (a norm of each head), or the whole row at once.
   return perRow((row) => {
     let from = task.input.offset + row * task.input.stride;
@@ -232,6 +237,7 @@ export function makeNorm(data: Task, worker: WorkerView): RunningTask {
       from += task.group * 4;
       to += task.group * 4;
     }
+    if (task.rest > 0) bytes.copyWithin(to, from, from + task.rest * 4);
   });
 }
 
@@ -241,6 +247,7 @@ export function makeRope(data: Task, worker: WorkerView): RunningTask {
     readonly output: Place;
     readonly heads: number;
     readonly headDim: number;
+    readonly from: number;
     readonly half: boolean;
     readonly table: RopePlace;
     readonly positions: number;
@@ -256,6 +263,7 @@ export function makeRope(data: Task, worker: WorkerView): RunningTask {
       offset + position * pairs * 8,
       task.heads,
       task.headDim,
+      task.from,
       pairs,
       task.half ? 1 : 0,
     );

@@ -87,12 +87,17 @@ ${inputs.map(([name]) => `  let ${name} = ${name}Values[i];`).join('\n')}
   };
 }
 
-/** A workgroup takes one group of one row; its threads sum squares in strides, then all of their sums in a fixed order. */
+/**
+ * A workgroup takes one group of one row; its threads sum squares in strides, then all of their sums in a fixed order. That of
+ * a row's first group brings what is in no group.
+ */
 function normDispatch(operation: NormOperation, builder: Builder): Dispatch {
-  const { input, weight, output, epsilon, group, layer } = operation;
-  const groups = builder.width(output) / group;
-  const inFours = group % 4 === 0;
+  const { input, weight, output, epsilon, group, rest = 0, layer } = operation;
+  const groups = (builder.width(output) - rest) / group;
+  const inFours = group % 4 === 0 && rest % 4 === 0;
   const units = inFours ? group / 4 : group;
+  const others = inFours ? rest / 4 : rest;
+  const across = groups * units + others;
   let threads = 32;
   while (threads < 256 && threads * 2 <= units) threads *= 2;
   const element = inFours ? 'vec4f' : 'f32';
@@ -112,7 +117,7 @@ ${blockSum(threads)}
 fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) thread: u32) {
   let row = workgroup.y;
   if (row >= step[${builder.step.rows}]) { return; }
-  let start = (row * ${groups}u + workgroup.x) * ${units}u;
+  let start = row * ${across}u + workgroup.x * ${units}u;
   var squares = ${element}();
   for (var i = thread; i < ${units}u; i += ${threads}u) {
     let x = input[start + i];
@@ -122,6 +127,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
   let scale = inverseSqrt(sum / ${f32Literal(group)} + ${f32Literal(epsilon)});
   for (var i = thread; i < ${units}u; i += ${threads}u) {
     output[start + i] = input[start + i] * scale * weight[i];
+  }${
+    others === 0
+      ? ''
+      : `
+  if (workgroup.x > 0u) { return; }
+  for (var i = ${groups * units}u + thread; i < ${across}u; i += ${threads}u) { output[start + i] = input[start + i]; }`
   }
 }
 `,
@@ -147,7 +158,7 @@ export function emitRowNorm(
   return output;
 }
 
-function ropeDispatch({ input, output, headDim, rope, layer }: RopeOperation, builder: Builder): Dispatch {
+function ropeDispatch({ input, output, headDim, rope, from = 0, layer }: RopeOperation, builder: Builder): Dispatch {
   const width = builder.width(output);
   const pairs = rope.dimensions / 2;
   const half = rope.pairing === 'half';
@@ -167,7 +178,8 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
   let row = id.y;
   if (id.x >= ${width}u || row >= step[${builder.step.rows}]) { return; }
   let i = row * ${width}u + id.x;
-  let d = id.x % ${headDim}u;
+  // Those before the first that is rotated wrap round to beyond the last.
+  let d = id.x % ${headDim}u - ${from}u;
   let x = input[i];
   if (d >= ${rope.dimensions}u) {
     output[i] = x;
@@ -199,8 +211,8 @@ export const rowwiseRows: readonly GpuRow[] = [
   },
   rowwise<NormOperation>({
     operation: 'norm',
-    accepts({ output, group }, { widths }) {
-      const groups = (widths[output] as number) / group;
+    accepts({ output, group, rest = 0 }, { widths }) {
+      const groups = ((widths[output] as number) - rest) / group;
       return groups <= MAX_WORKGROUPS || `takes up to ${MAX_WORKGROUPS} groups a row, found ${groups}`;
     },
     dispatch: normDispatch,
