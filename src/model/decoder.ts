@@ -1,18 +1,27 @@
 /** The one forward pass: a `ModelSpec` becomes a graph over T rows. Decode, verify, batched decode and prefill are all it. */
 
+import { InternalError } from '../errors.ts';
 import type { Graph, Operation, ValueName } from './graph.ts';
-import type { AttentionSpec, FeedForwardSpec, LatentSpec, ModelSpec } from './spec.ts';
+import type { AttentionSpec, LatentSpec, LayerSpec, ModelSpec, MoeSpec } from './spec.ts';
 
 export function buildGraph(spec: ModelSpec): Graph {
   const builder = new GraphBuilder();
   const embedded = builder.add({ kind: 'embed', layer: -1, weight: 'embedding', output: 'embedded' }, spec.hidden);
   let stream = scaled(builder, embedded, spec.embedding?.scale, { layer: -1, width: spec.hidden });
   const hidden = [stream];
+  let shortcut: ValueName | undefined;
   spec.layers.forEach((layer, index) => {
     stream = attentionBlock(builder, spec, layer.attention, index, stream);
-    stream = feedForwardBlock(builder, spec, layer.feedForward, index, stream);
+    const block = feedForwardBlock(builder, spec, layer, index, stream);
+    stream = block.stream;
+    if (shortcut !== undefined) {
+      const output = `layers.${index}.shortcut`;
+      stream = builder.add({ kind: 'add', layer: index, left: stream, right: shortcut, output }, spec.hidden);
+    }
+    shortcut = block.shortcut;
     hidden.push(stream);
   });
+  if (shortcut !== undefined) throw new InternalError('the last layer has a shortcut, and no layer after it to add it');
   const last = spec.layers.length;
   const normed = builder.add(
     {
@@ -133,7 +142,7 @@ function headAttention(builder: GraphBuilder, attention: AttentionSpec, layer: n
 function latentAttention(
   builder: GraphBuilder,
   { heads, kvHeads, headDim, valueDim, scale, rope }: AttentionSpec,
-  { queryRank, plainDim, headValueDim, norm }: LatentSpec,
+  { queryRank, plainDim, headValueDim, norm, scale: latentScale }: LatentSpec,
   { layer, input }: { readonly layer: number; readonly input: ValueName },
 ): ValueName {
   const at = `layers.${layer}.attention`;
@@ -188,7 +197,8 @@ function latentAttention(
     },
     headDim,
   );
-  const key = rotate('key', normed, headDim, headDim);
+  const sized = scaled(builder, normed, latentScale, { layer, width: headDim, rest: rotated });
+  const key = rotate('key', sized, headDim, headDim);
   const mixed = builder.add(
     {
       kind: 'attention',
@@ -210,14 +220,14 @@ function latentAttention(
   );
 }
 
-/** x + feedForward(norm(x)), dense or mixture of experts. */
+/** x + feedForward(norm(x)), dense or mixture of experts; and what experts beside it give, which is not added here. */
 function feedForwardBlock(
   builder: GraphBuilder,
   spec: ModelSpec,
-  feedForward: FeedForwardSpec,
+  { feedForward, shortcut }: LayerSpec,
   layer: number,
   stream: ValueName,
-): ValueName {
+): { readonly stream: ValueName; readonly shortcut?: ValueName } {
   const at = `layers.${layer}.feedForward`;
   const input = builder.add(
     {
@@ -231,10 +241,12 @@ function feedForwardBlock(
     },
     spec.hidden,
   );
+  const prefix = `layers.${layer}.moe`;
+  const experts = (moe: MoeSpec) =>
+    builder.add({ kind: 'moe', layer, input, prefix, moe, output: prefix }, spec.hidden);
   let output: ValueName;
   if (feedForward.kind === 'moe') {
-    const prefix = `layers.${layer}.moe`;
-    output = builder.add({ kind: 'moe', layer, input, prefix, moe: feedForward.moe, output: prefix }, spec.hidden);
+    output = experts(feedForward.moe);
   } else {
     const { inner, activation } = feedForward;
     const gate = builder.add({ kind: 'linear', layer, input, weight: `${at}.gate`, output: `${at}.gate` }, inner);
@@ -245,7 +257,10 @@ function feedForwardBlock(
       spec.hidden,
     );
   }
-  return addResidual(builder, spec, { layer, stream, output, at });
+  return {
+    stream: addResidual(builder, spec, { layer, stream, output, at }),
+    ...(shortcut === undefined ? {} : { shortcut: experts(shortcut) }),
+  };
 }
 
 /** What a block gives, times the model's residual scale, on top of the stream. */
@@ -264,10 +279,10 @@ function scaled(
   builder: GraphBuilder,
   input: ValueName,
   factor: number | undefined,
-  { layer, width }: { readonly layer: number; readonly width: number },
+  { layer, width, rest }: { readonly layer: number; readonly width: number; readonly rest?: number },
 ): ValueName {
   if (factor === undefined || factor === 1) return input;
-  return builder.add({ kind: 'scale', layer, input, factor, output: `${input}.scaled` }, width);
+  return builder.add({ kind: 'scale', layer, input, factor, rest, output: `${input}.scaled` }, width);
 }
 
 class GraphBuilder {

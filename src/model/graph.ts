@@ -139,6 +139,8 @@ export interface ScaleOperation extends OperationBase {
   readonly kind: 'scale';
   readonly input: ValueName;
   readonly factor: number;
+  /** So many elements at the end of a row go on as they are; absent: none. */
+  readonly rest?: number;
 }
 
 /** Logits of the rows that are asked for: [wanted rows, vocabulary]. */

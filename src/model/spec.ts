@@ -18,8 +18,8 @@
  * | `layers.i.attention.key.up`, `.value.up` | with a latent: [heads, valueDim, plainDim], [heads, headValueDim, valueDim] |
  * | `layers.i.feedForward.norm` | [hidden] |
  * | `layers.i.feedForward.gate`, `.up`, `.down` | [inner, hidden] twice, [hidden, inner] |
- * | `layers.i.moe.router` | [experts, hidden] |
- * | `layers.i.moe.selectionBias` | [experts] |
+ * | `layers.i.moe.router` | [experts + zeroExperts, hidden] |
+ * | `layers.i.moe.selectionBias` | [experts + zeroExperts] |
  * | `layers.i.moe.gate`, `.up`, `.down` | [experts, inner, hidden] twice, [experts, hidden, inner] |
  * | `layers.i.moe.shared.gate`, `.up`, `.down` | [sharedInner, hidden] twice, [hidden, sharedInner] |
  * | `layers.i.moe.shared.router` | [1, hidden]: the shared expert's own gate |
@@ -52,6 +52,11 @@ export interface EmbeddingSpec {
 export interface LayerSpec {
   readonly attention: AttentionSpec;
   readonly feedForward: FeedForwardSpec;
+  /**
+   * Experts beside the feed-forward block, over the same normed rows; what they give is added at the end of the next layer
+   * (shortcut-connected experts, arXiv 2404.05019).
+   */
+  readonly shortcut?: MoeSpec;
 }
 
 /** RMS norm: x / √(mean(x²) + epsilon) · weight. */
@@ -95,6 +100,8 @@ export interface LatentSpec {
   readonly headValueDim: number;
   /** Over the query's rank, and over the latent. */
   readonly norm: NormSpec;
+  /** What the latent is multiplied with after its norm; absent: 1. */
+  readonly scale?: number;
 }
 
 /** Rotary position embedding (arXiv 2104.09864). */
@@ -142,6 +149,8 @@ export type FeedForwardSpec =
 /** y = Σ w_i·E_i(x) + g·S(x), in rank order; E(x) = W_down(act(W_gate·x) ⊙ W_up·x). */
 export interface MoeSpec {
   readonly experts: number;
+  /** So many more can be chosen, with ids from `experts` on, that give a row as it is; absent: none. */
+  readonly zeroExperts?: number;
   /** Experts selected a token. */
   readonly used: number;
   /** Width of an expert's gate and up projections. */

@@ -250,8 +250,10 @@ describe('glu, add and scale', () => {
       });
       await check(`scale of ${width}`, {
         inputs: { left },
-        operations: [{ kind: 'scale', layer: 0, input: 'left', factor: -0.22, output: 'y' }],
-        widths: { y: width },
+        operations: [undefined, 1, Math.ceil(width / 2)].map(
+          (rest): Operation => ({ kind: 'scale', layer: 0, input: 'left', factor: -0.22, rest, output: `y ${rest}` }),
+        ),
+        widths: Object.fromEntries([undefined, 1, Math.ceil(width / 2)].map((rest) => [`y ${rest}`, width])),
       });
     });
   }

@@ -13,7 +13,8 @@ import { buildGraph } from '../../src/model/decoder.ts';
 import { readModel } from '../../src/model/read-model.ts';
 import { backendOf, planFor, runTokens } from '../support/device.ts';
 import { familyFile } from '../support/families.ts';
-import { f32Of, i32Of, readSafetensors, tensorOf } from '../support/safetensors.ts';
+import { OfficialTensors } from '../support/official-tensors.ts';
+import { f32Of, i32Of, readSafetensors } from '../support/safetensors.ts';
 
 const HEADS = 4;
 const PLAIN = 32;
@@ -21,73 +22,23 @@ const ROTATED = 16;
 const LATENT = 32;
 const LAYERS = 3;
 
-const official = readSafetensors(familyFile('deepseek2-lite', 'model.safetensors'));
-
-/** BF16, as the file has it. */
-function bits(name: string): Uint16Array<ArrayBuffer> {
-  return new Uint16Array(tensorOf(official, name, 'BF16').bytes.buffer);
-}
-
-const shapeOf = (name: string) => tensorOf(official, name, 'BF16').shape;
-
-function matrix(name: string, from: string): TensorWithData {
-  return { name, format: 'BF16', shape: shapeOf(from), data: new Uint8Array(bits(from).buffer) };
-}
-
-function vector(name: string, from: string): TensorWithData {
-  const values = Uint32Array.from(bits(from), (half) => half << 16);
-  return { name, format: 'F32', shape: shapeOf(from), data: new Uint8Array(values.buffer) };
-}
-
-/** Experts one after the other. */
-function stack(name: string, from: readonly string[]): TensorWithData {
-  const data = Uint16Array.from(from.flatMap((expert) => [...bits(expert)]));
-  return {
-    name,
-    format: 'BF16',
-    shape: [from.length, ...shapeOf(from[0] as string)],
-    data: new Uint8Array(data.buffer),
-  };
-}
-
-/** Of each head the rows of keys, transposed, and the rows of values. */
-function products(block: string, from: string): TensorWithData[] {
-  const all = bits(from);
-  const rows = all.length / LATENT / HEADS;
-  const at = (head: number, row: number, column: number) => all[(head * rows + row) * LATENT + column] as number;
-  const make = (
-    part: string,
-    shape: readonly [number, number],
-    value: (head: number, i: number, j: number) => number,
-  ) => {
-    const [height, width] = shape;
-    const data = Uint16Array.from({ length: HEADS * height * width }, (_, index) =>
-      value(Math.floor(index / (height * width)), Math.floor(index / width) % height, index % width),
-    );
-    return {
-      name: `${block}.${part}.weight`,
-      format: 'BF16',
-      shape: [HEADS, height, width],
-      data: new Uint8Array(data.buffer),
-    };
-  };
-  return [
-    make('attn_k_b', [LATENT, PLAIN], (head, latent, plain) => at(head, plain, latent)),
-    make('attn_v_b', [rows - PLAIN, LATENT], (head, row, latent) => at(head, PLAIN + row, latent)),
-  ];
-}
+const official = new OfficialTensors('deepseek2-lite');
+const matrix = (name: string, from: string): TensorWithData => ({ name, ...official.matrix(from) });
+const vector = (name: string, from: string): TensorWithData => ({ name, ...official.vector(from) });
 
 function layer(index: number): TensorWithData[] {
   const from = `model.layers.${index}`;
   const block = `blk.${index}`;
-  const shared = [
+  const { key, value } = official.absorbed(`${from}.self_attn.kv_b_proj.weight`, { heads: HEADS, plainDim: PLAIN });
+  const shared: TensorWithData[] = [
+    { name: `${block}.attn_k_b.weight`, ...key },
+    { name: `${block}.attn_v_b.weight`, ...value },
     vector(`${block}.attn_norm.weight`, `${from}.input_layernorm.weight`),
     vector(`${block}.ffn_norm.weight`, `${from}.post_attention_layernorm.weight`),
     vector(`${block}.attn_kv_a_norm.weight`, `${from}.self_attn.kv_a_layernorm.weight`),
     matrix(`${block}.attn_q.weight`, `${from}.self_attn.q_proj.weight`),
     matrix(`${block}.attn_kv_a_mqa.weight`, `${from}.self_attn.kv_a_proj_with_mqa.weight`),
     matrix(`${block}.attn_output.weight`, `${from}.self_attn.o_proj.weight`),
-    ...products(block, `${from}.self_attn.kv_b_proj.weight`),
   ];
   const parts = ['gate', 'up', 'down'];
   if (index === 0) {
@@ -100,7 +51,7 @@ function layer(index: number): TensorWithData[] {
   return [
     ...shared,
     matrix(`${block}.ffn_gate_inp.weight`, `${from}.mlp.gate.weight`),
-    ...parts.map((part) => stack(`${block}.ffn_${part}_exps.weight`, experts(part))),
+    ...parts.map((part) => ({ name: `${block}.ffn_${part}_exps.weight`, ...official.stack(experts(part)) })),
     ...parts.map((part) =>
       matrix(`${block}.ffn_${part}_shexp.weight`, `${from}.mlp.shared_experts.${part}_proj.weight`),
     ),

@@ -53,9 +53,9 @@ const shapes: readonly Shape[] = [
   { heads: 12, kvHeads: 4, headDim: 64, valueDim: 132 },
   { heads: 62, kvHeads: 2, headDim: 4, valueDim: 8 },
   { heads: 5, kvHeads: 1, headDim: 256, valueDim: 256 },
-  { heads: 4, kvHeads: 1, headDim: 48, valueDim: 32, joint: true },
-  // Tiles of 20 query heads, and of one.
+  // A prompt's tiles are of 20 query heads here, and below of one.
   { heads: 40, kvHeads: 1, headDim: 576, valueDim: 512, joint: true },
+  { heads: 4, kvHeads: 1, headDim: 48, valueDim: 32, joint: true },
   { heads: 74, kvHeads: 2, headDim: 8, valueDim: 4, joint: true },
 ];
 

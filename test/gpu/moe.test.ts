@@ -9,6 +9,7 @@ import { Builder } from '../../src/backend/gpu/builder.ts';
 import { moeRows } from '../../src/backend/gpu/kernels/moe.ts';
 import type { MoeLayer } from '../../src/backend/gpu/kernels/moe-layer.ts';
 import { emitRoute } from '../../src/backend/gpu/kernels/moe-route.ts';
+import { gpuRows } from '../../src/backend/gpu/rows.ts';
 import { route } from '../../src/backend/reference/moe.ts';
 import { NonFiniteError } from '../../src/errors.ts';
 import type { MoeOperation } from '../../src/model/graph.ts';
@@ -288,5 +289,13 @@ describe('the row of the table', () => {
     assert.equal(answer(1024, 4, 256), true);
     assert.match(String(answer(1024, 2, 512)), /up to 256 groups of experts, found 512/);
     assert.match(String(answer(128, 33)), /up to 32 experts a row, found 33/);
+  });
+
+  test('has no experts that give a row as it is, on any row', () => {
+    for (const own of gpuRows.filter(({ operation }) => operation === 'moe')) {
+      const moe = { ...spec(8, 2, 32), zeroExperts: 4 };
+      const request = requestFor({ kind: 'moe', layer: 0, input: 'x', prefix: 'm', moe, output: 'y' });
+      assert.match(String(own.accepts(request)), /no experts that give a row as it is, found 4/, own.name);
+    }
   });
 });

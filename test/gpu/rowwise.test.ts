@@ -191,11 +191,13 @@ describe('glu, add and scale', () => {
         operation: { kind: 'add', layer: 0, left: 'left', right: 'right', output: 'y' },
         width,
       });
-      await check(`scale of ${width}`, {
-        inputs: { left: inputs.left },
-        operation: { kind: 'scale', layer: 0, input: 'left', factor: -0.22, output: 'y' },
-        width,
-      });
+      for (const rest of [undefined, Math.ceil(width / 2)]) {
+        await check(`scale of ${width}, all but ${rest}`, {
+          inputs: { left: inputs.left },
+          operation: { kind: 'scale', layer: 0, input: 'left', factor: -0.22, rest, output: 'y' },
+          width,
+        });
+      }
     });
   }
 

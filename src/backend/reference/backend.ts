@@ -226,7 +226,10 @@ export class ReferenceExecutable implements Executable {
       case 'add':
         return add(this.#value(operation.left), this.#value(operation.right));
       case 'scale':
-        return scale(this.#value(operation.input), operation.factor);
+        return scale(this.#value(operation.input), operation.factor, {
+          width: this.#graph.widths[operation.output] as number,
+          rest: operation.rest ?? 0,
+        });
       case 'head': {
         const wanted = gather(this.#value(operation.input), step.wanted, this.#graph.widths[operation.input]);
         return linear(wanted, this.#matrix(operation.weight, operation.output));

@@ -87,18 +87,21 @@ export function moe(
   weights: MoeWeights,
   onRoute?: (t: number, route: Route) => void,
 ): Float32Array {
-  const { experts, shared, router, used } = spec;
-  const hidden = weights('router').length / experts;
+  const { experts, zeroExperts = 0, shared, router, used } = spec;
+  const choices = experts + zeroExperts;
+  const hidden = weights('router').length / choices;
   const bias = router.selectionBias ? weights('selectionBias') : undefined;
   const output = new Float32Array(input.length);
   for (let t = 0; t < input.length / hidden; t++) {
     const x = input.subarray(t * hidden, (t + 1) * hidden);
     const y = output.subarray(t * hidden, (t + 1) * hidden);
-    const logits = linear(x, matrixOf(weights('router'), 0, experts, hidden));
+    const logits = linear(x, matrixOf(weights('router'), 0, choices, hidden));
     const chosen = route(logits, bias, router, used);
     onRoute?.(t, chosen);
     chosen.experts.forEach((expert, rank) => {
-      accumulate(y, expertOutput(x, spec, weights, expert), chosen.weights[rank]);
+      // Those beyond the last give the row as it is.
+      const made = expert < experts ? expertOutput(x, spec, weights, expert) : x;
+      accumulate(y, made, chosen.weights[rank]);
     });
     if (shared === undefined) continue;
     const sharedWeights: MoeWeights = (name) => weights(`shared.${name}`);

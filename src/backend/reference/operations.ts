@@ -244,9 +244,13 @@ export function add(left: Float32Array, right: Float32Array): Float32Array {
   return left.map((value, i) => value + right[i]);
 }
 
-/** factor · input, element by element. */
-export function scale(input: Float32Array, factor: number): Float32Array {
-  return input.map((value) => value * factor);
+/** factor · input, element by element; the last `rest` elements of a row of `width` go on as they are. */
+export function scale(
+  input: Float32Array,
+  factor: number,
+  { width, rest }: { readonly width: number; readonly rest: number },
+): Float32Array {
+  return input.map((value, i) => (i % width < width - rest ? value * factor : value));
 }
 
 /** The rows of [T, width] that `wanted` names. */

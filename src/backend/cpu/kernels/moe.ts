@@ -39,6 +39,7 @@ export const moeRows: readonly CpuRow[] = [
     accepts(request) {
       const { moe, prefix } = request.operation as MoeOperation;
       if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
+      if (moe.zeroExperts !== undefined) return `has no experts that give a row as it is, found ${moe.zeroExperts}`;
       for (const [name, weight] of Object.entries(request.weights)) {
         if (name === `${prefix}.selectionBias`) continue;
         const answer = acceptsMatrix(name, weight);

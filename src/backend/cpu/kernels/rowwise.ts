@@ -164,13 +164,20 @@ export const rowwiseRows: readonly CpuRow[] = [
   }),
   rowwise<ScaleOperation>({
     operation: 'scale',
-    emit({ input, output, factor }, builder) {
+    emit({ input, output, factor, rest = 0 }, builder) {
       const width = builder.width(output);
       builder.emit({
         space: 'rows',
         reads: [input],
         writes: [output],
-        make: (at) => ({ kind: 'scale', input: at.value(input), output: at.value(output), width, factor }),
+        make: (at) => ({
+          kind: 'scale',
+          input: at.value(input),
+          output: at.value(output),
+          width: width - rest,
+          factor,
+          rest,
+        }),
       });
     },
   }),
@@ -302,10 +309,17 @@ export function makeScale(data: Task, worker: WorkerView): RunningTask {
     readonly output: Place;
     readonly width: number;
     readonly factor: number;
+    /** Elements behind those that are multiplied. */
+    readonly rest: number;
   };
-  const scale = worker.home.kernels.scale as KernelCall;
+  const { bytes, kernels } = worker.home;
+  const scale = kernels.scale as KernelCall;
   return perRow((row) => {
-    scale(rowOf(task.input, row), rowOf(task.output, row), task.width, task.factor);
+    const [from, to] = [rowOf(task.input, row), rowOf(task.output, row)];
+    scale(from, to, task.width, task.factor);
+    if (task.rest === 0) return;
+    const start = from + task.width * 4;
+    bytes.copyWithin(to + task.width * 4, start, start + task.rest * 4);
   });
 }
 

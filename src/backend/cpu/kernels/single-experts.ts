@@ -27,6 +27,7 @@ export const singleExpertRows: readonly CpuRow[] = [
     accepts(request) {
       const { moe, prefix } = request.operation as ExpertsOperation;
       if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
+      if (moe.zeroExperts !== undefined) return `has no experts that give a row as it is, found ${moe.zeroExperts}`;
       for (const name of ['gate', 'up', 'down'].map((part) => `${prefix}.${part}`)) {
         const weight = request.weights[name];
         if (weight === undefined) return `needs ${name}, which is not there`;

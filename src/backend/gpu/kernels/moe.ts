@@ -78,6 +78,7 @@ export function acceptsLayer(request: KernelRequest): true | string {
 
 function acceptsMoe(moe: MoeSpec): true | string {
   if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
+  if (moe.zeroExperts !== undefined) return `has no experts that give a row as it is, found ${moe.zeroExperts}`;
   if (moe.experts > MAX_EXPERTS) return `chooses among up to ${MAX_EXPERTS} experts, found ${moe.experts}`;
   const groups = moe.router.groups?.count ?? 0;
   if (groups > MAX_GROUPS) return `ranks up to ${MAX_GROUPS} groups of experts, found ${groups}`;

@@ -48,7 +48,7 @@ function rowwise<Made extends Operation>(options: {
   };
 }
 
-/** output = `expression` of the inputs, element by element. */
+/** output = `expression` of the inputs, element by element; `rest` elements at the end of a row are those of the input `a`. */
 function elementwise(options: {
   readonly label: string;
   /** By what the expression calls their elements. */
@@ -56,13 +56,15 @@ function elementwise(options: {
   readonly output: ValueName;
   /** WGSL over elements of the type `T`. */
   readonly expression: string;
+  readonly rest?: number;
   readonly builder: Builder;
 }): Dispatch {
-  const { label, output, expression, builder } = options;
+  const { label, output, expression, rest = 0, builder } = options;
   const inputs = Object.entries(options.inputs);
   const width = builder.width(output);
-  const inFours = width % 4 === 0;
+  const inFours = width % 4 === 0 && rest % 4 === 0;
   const units = inFours ? width / 4 : width;
+  const changed = inFours ? (width - rest) / 4 : width - rest;
   const element = inFours ? 'vec4f' : 'f32';
   const { text, bindings } = declare([
     ...inputs.map(([name, value]): Bound => [readValue(value), `${name}Values`, element]),
@@ -80,7 +82,7 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
   if (id.x >= ${units}u || id.y >= step[${builder.step.rows}]) { return; }
   let i = id.y * ${units}u + id.x;
 ${inputs.map(([name]) => `  let ${name} = ${name}Values[i];`).join('\n')}
-  output[i] = ${expression};
+  output[i] = ${rest === 0 ? expression : `select(a, ${expression}, id.x < ${changed}u)`};
 }
 `,
     workgroups: ({ rows }) => [Math.ceil(units / ELEMENT_THREADS), rows, 1],
@@ -244,12 +246,13 @@ export const rowwiseRows: readonly GpuRow[] = [
   }),
   rowwise<ScaleOperation>({
     operation: 'scale',
-    dispatch: ({ input, factor, output, layer }, builder) =>
+    dispatch: ({ input, factor, rest, output, layer }, builder) =>
       elementwise({
         label: `layers.${layer}.scale ${output}`,
         inputs: { a: input },
         output,
         expression: `T(${f32Literal(factor)}) * a`,
+        rest,
         builder,
       }),
   }),
