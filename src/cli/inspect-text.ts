@@ -3,7 +3,7 @@
 import type { ConclaveError, ErrorData } from '../errors.ts';
 import type { MetadataScalar, MetadataValue, TensorInfo } from '../format/model-file.ts';
 import type { Ignored } from '../model/family-reader.ts';
-import type { Activation, LayerSpec, ModelSpec } from '../model/spec.ts';
+import type { Activation, AttentionSpec, LayerSpec, ModelSpec } from '../model/spec.ts';
 import { showRanges, wrap } from '../plan/show.ts';
 import { columns, printable, printableName, quoted, showBytes, showCount, showPlural } from './format.ts';
 
@@ -139,6 +139,7 @@ function modelRows(spec: ModelSpec): string[][] {
     ['hidden', showCount(spec.hidden)],
     ['trained context', showPlural(spec.trainedContext, 'token')],
     ['head', spec.head.tied ? 'the embedding again' : 'its own weight'],
+    ...factors(spec),
   ];
   const alike = new Map<string, { readonly layer: LayerSpec; readonly numbers: number[] }>();
   spec.layers.forEach((layer, index) => {
@@ -155,10 +156,24 @@ function modelRows(spec: ModelSpec): string[][] {
   return rows;
 }
 
+/** What is multiplied with a number of the model's, if anything is. */
+function factors({ embedding, residualScale, head }: ModelSpec): string[][] {
+  const all = [
+    ...(embedding === undefined ? [] : [`embedding ${showFactor(embedding.scale)}`]),
+    ...(residualScale === undefined ? [] : [`what layers add ${showFactor(residualScale)}`]),
+    ...(head.logitScale === undefined ? [] : [`logits ${showFactor(head.logitScale)}`]),
+  ];
+  return all.length === 0 ? [] : [['factors', all.join(', ')]];
+}
+
+function showFactor(factor: number): string {
+  return `× ${Number(factor.toPrecision(6))}`;
+}
+
 function attention({ attention: spec }: LayerSpec): string {
-  const { heads, kvHeads, headDim, valueDim, rope, qkNorm, reach, gate } = spec;
+  const { rope, qkNorm, reach, gate } = spec;
   return [
-    `${showPlural(heads, 'head')} of ${headDim}${valueDim === headDim ? '' : ` (values of ${valueDim})`} over ${showPlural(kvHeads, 'key/value head')}`,
+    ...headsOf(spec),
     ...(rope === undefined
       ? ['no rotation']
       : [
@@ -172,6 +187,17 @@ function attention({ attention: spec }: LayerSpec): string {
     ...(spec.temperature === undefined ? [] : ['a temperature by position']),
     ...(gate === undefined ? [] : [`a ${gate.activation} gate for each ${gate.per}`]),
   ].join(', ');
+}
+
+function headsOf({ heads, kvHeads, headDim, valueDim, latent }: AttentionSpec): string[] {
+  const of = (key: number, value: number) =>
+    `${showPlural(heads, 'head')} of ${key}${value === key ? '' : ` (values of ${value})`}`;
+  if (latent === undefined) return [`${of(headDim, valueDim)} over ${showPlural(kvHeads, 'key/value head')}`];
+  const rotated = headDim - valueDim;
+  return [
+    `${of(latent.plainDim + rotated, latent.headValueDim)} over a latent of ${valueDim} and ${rotated} rotated beside it`,
+    ...(latent.queryRank === undefined ? [] : [`queries through a rank of ${latent.queryRank}`]),
+  ];
 }
 
 function feedForward({ feedForward: spec }: LayerSpec): string {

@@ -205,6 +205,14 @@ export class FamilyReader {
     this.#bind(name, parts, shape);
   }
 
+  /**
+   * Claims a matrix of one row as a vector.
+   * @throws CorruptFileError `corrupt_file` as {@link weight}
+   */
+  row(name: WeightName, tensorName: string, length: number): void {
+    this.#bind(name, [this.#claim(tensorName, [1, length])], [length]);
+  }
+
   /** Claims a tensor, where the file has it, that is understood and not used. */
   ignoreTensor(tensorName: string, reason: string): void {
     if (!this.hasTensor(tensorName) || this.#tensorsClaimed.has(tensorName)) return;

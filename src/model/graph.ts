@@ -37,6 +37,8 @@ export interface NormOperation extends OperationBase {
   readonly weight?: WeightName;
   readonly epsilon: number;
   readonly group: number;
+  /** So many elements at the end of a row are in no group and go on as they are; absent: none. */
+  readonly rest?: number;
 }
 
 /** output[t] = weight · input[t] (+ bias). */
@@ -47,12 +49,27 @@ export interface LinearOperation extends OperationBase {
   readonly bias?: WeightName;
 }
 
-/** Rotates the first `rope.dimensions` elements of each head by the row's position. */
+/**
+ * A product for each head, with the weight [heads, rows, columns]: head h of the output is weight[h] times head h of the
+ * input.
+ */
+export interface HeadLinearOperation extends OperationBase {
+  readonly kind: 'headLinear';
+  readonly input: ValueName;
+  readonly weight: WeightName;
+  readonly heads: number;
+  /** So many elements at the end of each head are not multiplied and go on, behind the product, as they are; absent: none. */
+  readonly rest?: number;
+}
+
+/** Rotates `rope.dimensions` elements of each head by the row's position. */
 export interface RopeOperation extends OperationBase {
   readonly kind: 'rope';
   readonly input: ValueName;
   readonly headDim: number;
   readonly rope: RopeSpec;
+  /** The first element of a head that is rotated; absent: 0. */
+  readonly from?: number;
 }
 
 /**
@@ -64,7 +81,8 @@ export interface AttentionOperation extends OperationBase {
   readonly kind: 'attention';
   readonly query: ValueName;
   readonly key: ValueName;
-  readonly value: ValueName;
+  /** Absent: a value is the first `valueDim` elements of its key, and the cache keeps keys alone. */
+  readonly value?: ValueName;
   readonly heads: number;
   readonly kvHeads: number;
   readonly headDim: number;
@@ -103,6 +121,8 @@ export interface ScaleOperation extends OperationBase {
   readonly input: ValueName;
   readonly factor: number;
   readonly weight?: WeightName;
+  /** So many elements at the end of a row go on as they are; absent: none. */
+  readonly rest?: number;
 }
 
 /** The whole MoE layer: router, selection, experts, shared expert. Weights are named under `prefix` (`layers.i.moe`). */
@@ -198,6 +218,7 @@ export type Operation =
   | IncomingOperation
   | NormOperation
   | LinearOperation
+  | HeadLinearOperation
   | RopeOperation
   | AttentionOperation
   | GluOperation

@@ -257,7 +257,7 @@ function kernelLine(line: {
 
 /** Which of the norms, projections or rotations an operation is; empty where its kind says it all. */
 function role({ kind, output }: PlannedOperation): string {
-  if (kind !== 'norm' && kind !== 'linear' && kind !== 'rope') return '';
+  if (kind !== 'norm' && kind !== 'linear' && kind !== 'headLinear' && kind !== 'rope') return '';
   const name = local(output);
   if (name === 'normed') return 'final';
   if (name.endsWith('.input')) return name.slice(0, -'.input'.length);

@@ -2,6 +2,7 @@
 
 import { PAGE_ROWS } from '../backend/backend.ts';
 import type { CacheType, KernelRow, Mode } from '../backend/kernel.ts';
+import { cacheWidths } from '../model/cache-widths.ts';
 import { cachedLayersOf } from '../model/cut.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
@@ -83,9 +84,8 @@ export function cacheBytesOf(
   element: number,
 ): number {
   const layers = cachedLayersOf(graph);
-  return spec.layers.reduce(
-    (sum, { attention: { kvHeads, headDim, valueDim } }, layer) =>
-      sum + (layers.has(layer) ? rows * kvHeads * (headDim + valueDim) * element : 0),
-    0,
-  );
+  return spec.layers.reduce((sum, { attention }, layer) => {
+    const { keys, values } = cacheWidths(attention);
+    return sum + (layers.has(layer) ? rows * (keys + values) * element : 0);
+  }, 0);
 }

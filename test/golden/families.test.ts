@@ -9,7 +9,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { families, familyFile as pathOf } from '../support/families.ts';
+import { families, familyFile } from '../support/families.ts';
 import { argmax, pagesFor, type ReferenceModel, runRows, withReference } from '../support/reference.ts';
 import { type FixtureTensor, f32Of, i32Of, readSafetensors } from '../support/safetensors.ts';
 
@@ -35,11 +35,11 @@ async function checkPrompt(model: ReferenceModel, expected: ReadonlyMap<string, 
 }
 
 for (const family of families) {
-  const expected = readSafetensors(pathOf(family, 'expected.safetensors'));
+  const expected = readSafetensors(familyFile(family, 'expected.safetensors'));
   const tokens = i32Of(expected, 'tokens');
 
   test(`${family}: official logits, hidden states and greedy tokens`, () =>
-    withReference(pathOf(family, 'model.gguf'), async (model) => {
+    withReference(familyFile(family, 'model.gguf'), async (model) => {
       const logits = await checkPrompt(model, expected);
       const { vocabulary } = model.spec;
       const greedy = [argmax(logits.subarray(-vocabulary))];
@@ -51,7 +51,7 @@ for (const family of families) {
     }));
 
   test(`${family}: chunks, single steps and scattered pages change no bit`, () =>
-    withReference(pathOf(family, 'model.gguf'), async (model) => {
+    withReference(familyFile(family, 'model.gguf'), async (model) => {
       const whole = await runRows(model, tokens, 0, 'prompt');
       const { vocabulary } = model.spec;
 
@@ -70,7 +70,7 @@ for (const family of families) {
 
 test('sequences that share a run do not see one another, and past a page the right page is read', () =>
   withReference(
-    pathOf('mixtral', 'model.gguf'),
+    familyFile('mixtral', 'model.gguf'),
     async (model) => {
       const text = Array.from({ length: 150 }, (_, i) => (i * 37 + 11) % 500);
       const alone = await runRows(model, text, 0, 'prompt', Int32Array.of(0, 1, 2));

@@ -18,6 +18,13 @@ export const families = [
   'gemma4-moe',
   'llama4',
   'laguna',
+  'dots1',
+  'ernie4_5-moe',
+  'minimax-m2',
+  'granitemoe',
+  'deepseek2',
+  'deepseek3',
+  'glm4moe-lite',
 ] as const;
 
 /** Families that the GPU refuses, by name, for what its kernels do not serve yet. */

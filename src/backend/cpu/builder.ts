@@ -152,6 +152,11 @@ export class Builder {
     this.#declareRows(name, this.operandStride(weight), rows, each);
   }
 
+  /** Declares what {@link declareOperand} does for each head, heads side by side in a row. */
+  declareHeads(name: ValueName, weight: WeightName, heads: number): void {
+    this.#declareRows(name, heads * this.operandStride(weight), this.rows, 1);
+  }
+
   declare(name: string, bytes: number, alone: number): void {
     this.bytes.set(name, bytes);
     this.bytesAlone.set(name, alone);

@@ -1,6 +1,7 @@
 /** Gives everything a program needs its place: buffers, cache and weights in arenas, scratch behind them. */
 
 import { OutOfMemoryError } from '../../errors.ts';
+import { cacheWidths } from '../../model/cache-widths.ts';
 import { cachedLayersOf } from '../../model/cut.ts';
 import type { ExpertsOperation, Graph } from '../../model/graph.ts';
 import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
@@ -228,8 +229,9 @@ function placeCache({ spec, graph, ...options }: LayoutOptions, arenas: Arenas):
   const layers = cachedLayersOf(graph);
   return spec.layers.map(({ attention }, layer) => {
     if (!layers.has(layer)) return undefined;
-    const keyPageBytes = PAGE_ROWS * attention.kvHeads * attention.headDim * element;
-    const valuePageBytes = PAGE_ROWS * attention.kvHeads * attention.valueDim * element;
+    const { keys, values } = cacheWidths(attention);
+    const keyPageBytes = PAGE_ROWS * keys * element;
+    const valuePageBytes = PAGE_ROWS * values * element;
     const bytes = options.pages * (keyPageBytes + valuePageBytes);
     const { arena, offset } = arenas.any('cache', `the cache of layer ${layer}`, bytes);
     return { arena, keys: offset, values: offset + options.pages * keyPageBytes, keyPageBytes, valuePageBytes };

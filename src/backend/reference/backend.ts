@@ -5,6 +5,7 @@
 
 import { DisposedError, InternalError, NonFiniteError } from '../../errors.ts';
 import type { ExpertWatcher } from '../../experts/watch.ts';
+import { cacheWidths } from '../../model/cache-widths.ts';
 import { cachedLayersOf } from '../../model/cut.ts';
 import type { ExpertsOperation, Graph, Operation } from '../../model/graph.ts';
 import { type RopeTable, ropeTable } from '../../model/rope.ts';
@@ -28,6 +29,7 @@ import {
   gate,
   gather,
   glu,
+  headLinear,
   type LayerCache,
   linear,
   norm,
@@ -70,11 +72,12 @@ export class ReferenceExecutable implements Executable {
     this.#weights = weights;
     this.#pages = pages;
     const cached = cachedLayersOf(graph);
-    this.#caches = spec.layers.map(({ attention: { kvHeads, headDim, valueDim } }, layer) => {
+    this.#caches = spec.layers.map(({ attention }, layer) => {
       const rows = cached.has(layer) ? pages * PAGE_ROWS : 0;
+      const { keys, values } = cacheWidths(attention);
       return {
-        keys: allocateF32(rows * kvHeads * headDim, `the keys of layer ${layer}`),
-        values: allocateF32(rows * kvHeads * valueDim, `the values of layer ${layer}`),
+        keys: allocateF32(rows * keys, `the keys of layer ${layer}`),
+        values: allocateF32(rows * values, `the values of layer ${layer}`),
       };
     });
     const sizes = [...weights.values(), ...this.#caches.flatMap(({ keys, values }) => [keys, values])];
@@ -178,24 +181,43 @@ export class ReferenceExecutable implements Executable {
         // A copy: the part before may write over its own.
         return Float32Array.from(incomingRows(this.#graph, step)?.rows ?? []);
       case 'norm':
-        return norm(this.#value(operation.input), this.#optional(operation.weight), operation.group, operation.epsilon);
+        return norm(
+          this.#value(operation.input),
+          this.#optional(operation.weight),
+          operation.group,
+          operation.epsilon,
+          {
+            width: this.#graph.widths[operation.output] as number,
+            rest: operation.rest ?? 0,
+          },
+        );
       case 'linear':
         return linear(
           this.#value(operation.input),
           this.#matrix(operation.weight, operation.output),
           this.#optional(operation.bias),
         );
+      case 'headLinear': {
+        const { input, weight, heads, rest = 0, output } = operation;
+        const { widths } = this.#graph;
+        const shape = { heads, rest, width: widths[input] as number, outputWidth: widths[output] as number };
+        return headLinear(this.#value(input), this.#weight(weight), shape);
+      }
       case 'rope':
         return rope(this.#value(operation.input), step.positions, {
           table: this.#ropeTable(operation.rope),
           headDim: operation.headDim,
           pairing: operation.rope.pairing,
+          from: operation.from,
         });
       case 'attention': {
-        const inputs = { query: operation.query, key: operation.key, value: operation.value };
-        const { query, key, value } = inputs;
+        const { query, key, value } = operation;
         return attention(
-          { query: this.#value(query), key: this.#value(key), value: this.#value(value) },
+          {
+            query: this.#value(query),
+            key: this.#value(key),
+            value: value === undefined ? undefined : this.#value(value),
+          },
           this.#caches[operation.layer],
           step,
           operation,
@@ -221,7 +243,10 @@ export class ReferenceExecutable implements Executable {
         return gate(this.#value(operation.input), this.#value(operation.gate), operation.activation);
       case 'scale': {
         const [own = 1] = this.#optional(operation.weight) ?? [];
-        return scale(this.#value(operation.input), operation.factor * own);
+        return scale(this.#value(operation.input), operation.factor * own, {
+          width: this.#graph.widths[operation.output] as number,
+          rest: operation.rest ?? 0,
+        });
       }
       case 'add':
         return add(this.#value(operation.left), this.#value(operation.right));

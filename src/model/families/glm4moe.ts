@@ -16,7 +16,7 @@ import {
   readRope,
   readStem,
 } from './common.ts';
-import { readExperts, readRouting } from './experts.ts';
+import { readExperts, readRouting, readSharedCount } from './experts.ts';
 
 export const glm4moe: Family = {
   architecture: 'glm4moe',
@@ -38,8 +38,7 @@ export const glm4moe: Family = {
     const rope = readRope(reader, heads.headDim, { pairing: 'half' });
     const routing = readRouting(reader, { gating: 'sigmoid', selectionBias: true });
     const inner = reader.count('expert_feed_forward_length', { min: 1, max: MOST });
-    const sharedCount = reader.count('expert_shared_count', { min: 0, max: MOST });
-    const shared = sharedCount === 0 ? undefined : { inner: inner * sharedCount, gated: false };
+    const shared = readSharedCount(reader, inner);
     const dense = reader.count('leading_dense_block_count', { min: 0, max: blocks });
     const denseInner = reader.count('feed_forward_length', { min: 1, max: MOST });
     // Published with and without (GLM-4.5 has query and key norms, GLM-4.5-Air has none); GGUF has no key for it.

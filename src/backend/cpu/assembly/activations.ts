@@ -213,18 +213,20 @@ export function sigmoid(x: f32): f32 {
 }
 
 /**
- * Rotates the first 2·`pairs` elements of `heads` vectors of `headDim`; `table` holds `pairs` cosines, then `pairs` sines.
- * `half`: elements j and j + pairs are a pair; otherwise 2j and 2j + 1. `output` may be `input`.
+ * Rotates 2·`pairs` elements of `heads` vectors of `headDim`, from element `from` on; `table` holds `pairs` cosines, then
+ * `pairs` sines. `half`: elements j and j + pairs are a pair; otherwise 2j and 2j + 1. `output` may be `input`.
  */
 export function rope(
-  input: usize, output: usize, table: usize, heads: i32, headDim: i32, pairs: i32, half: i32,
+  input: usize, output: usize, table: usize, heads: i32, headDim: i32, from: i32, pairs: i32, half: i32,
 ): void {
   const sines = table + (<usize>pairs << 2);
   const stride = <usize>headDim << 2;
+  const first = <usize>from << 2;
+  const rest = first + (<usize>pairs << 3);
   for (let head = 0; head < heads; head++) {
     for (let j = 0; j < pairs; j++) {
-      const a: usize = half ? <usize>j << 2 : <usize>j << 3;
-      const b: usize = half ? <usize>(j + pairs) << 2 : a + 4;
+      const a: usize = first + (half ? <usize>j << 2 : <usize>j << 3);
+      const b: usize = a + (half ? <usize>pairs << 2 : 4);
       const x = f32.load(input + a);
       const y = f32.load(input + b);
       const cosine = f32.load(table + (<usize>j << 2));
@@ -233,7 +235,7 @@ export function rope(
       f32.store(output + b, x * sine + y * cosine);
     }
     if (input != output) {
-      const rest = <usize>pairs << 3;
+      memory.copy(output, input, first);
       memory.copy(output + rest, input + rest, stride - rest);
     }
     input += stride;

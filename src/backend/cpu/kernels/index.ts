@@ -5,6 +5,7 @@ import type { Task } from '../program.ts';
 import type { RunningTask, WorkerView } from '../task.ts';
 import { makeAttend, makeStore } from './attention.ts';
 import { makeCombine, makeExpertsIn, makeExpertsOut, makeGatedIn, makeRoute, makeSortPairs } from './experts.ts';
+import { makeEncodeHeads, makeHeadLinear } from './head-linear.ts';
 import { makeLinear } from './linear.ts';
 import {
   makeAdd,
@@ -24,6 +25,8 @@ const makers: Readonly<Record<string, (task: Task, worker: WorkerView) => Runnin
   norm: makeNorm,
   encode: makeEncode,
   linear: makeLinear,
+  encodeHeads: makeEncodeHeads,
+  headLinear: makeHeadLinear,
   rope: makeRope,
   store: makeStore,
   attend: makeAttend,
