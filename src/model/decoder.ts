@@ -282,7 +282,8 @@ function scaled(
   { layer, width, rest }: { readonly layer: number; readonly width: number; readonly rest?: number },
 ): ValueName {
   if (factor === undefined || factor === 1) return input;
-  return builder.add({ kind: 'scale', layer, input, factor, rest, output: `${input}.scaled` }, width);
+  const spared = rest === undefined ? {} : { rest };
+  return builder.add({ kind: 'scale', layer, input, factor, ...spared, output: `${input}.scaled` }, width);
 }
 
 class GraphBuilder {
