@@ -156,7 +156,7 @@ describe('no bit depends on where it was computed', () => {
     'arenas of 8 MiB': { threads: 1, arenaBytes: 2 ** 23 },
   };
   for (const { name, path } of models.filter((model) =>
-    ['qwen2moe', 'glm4moe', 'llama', BUNDLED].includes(model.name),
+    ['qwen2moe', 'glm4moe', 'llama', 'deepseek3', BUNDLED].includes(model.name),
   )) {
     test(name, async () => {
       const compute = (more: DeviceOptions) =>

@@ -105,6 +105,8 @@ test('queries without a rank: official logits on the reference and on the CPU', 
     ['cpu', 2e-5],
   ] as const) {
     const plan = planFor({ spec, graph, weights }, { context: 64, cache: 'f32', device });
+    // A latent and the rotated elements beside it, once for all heads.
+    assert.equal(plan.bytes.cache, LAYERS * 64 * (LATENT + ROTATED) * 4);
     const executable = await backendOf(plan).prepare({ plan, spec, graph, weights, sources: file.sources });
     const found = await runTokens({ spec, graph, weights, plan, executable }, i32Of(expected, 'tokens'), 0, 'prompt');
     assert.equal(found.length, logits.length);

@@ -31,7 +31,7 @@ export function readLatentSizes(reader: FamilyReader): LatentSizes {
   const heads = count('attention.head_count');
   const latent = count('attention.kv_lora_rank');
   const rotated = count('rope.dimension_count');
-  const queryRank = reader.has('attention.q_lora_rank') ? count('attention.q_lora_rank') : undefined;
+  const rank = reader.has('attention.q_lora_rank') ? { queryRank: count('attention.q_lora_rank') } : {};
   const headDim = count('attention.key_length_mla');
   if (headDim <= rotated) {
     const more = `more than ${reader.fullKey('rope.dimension_count')}, which is ${rotated}`;
@@ -42,7 +42,7 @@ export function readLatentSizes(reader: FamilyReader): LatentSizes {
   expect(reader, 'attention.key_length', latent + rotated, 'kv_lora_rank and rope.dimension_count together');
   expect(reader, 'attention.value_length', latent, 'kv_lora_rank');
   const headValueDim = count('attention.value_length_mla');
-  return { heads, rotated, latent, queryRank, plainDim: headDim - rotated, headValueDim };
+  return { heads, rotated, latent, ...rank, plainDim: headDim - rotated, headValueDim };
 }
 
 function expect(reader: FamilyReader, key: string, value: number, what: string): void {
@@ -81,7 +81,12 @@ export function readLatentAttention(
   reader.weight(`${at}.key.up`, `${blk}.attn_k_b.weight`, [heads, latent, plainDim]);
   reader.weight(`${at}.value.up`, `${blk}.attn_v_b.weight`, [heads, headValueDim, latent]);
   reader.weight(`${at}.output`, `${blk}.attn_output.weight`, [hidden, heads * headValueDim]);
-  const spec: LatentSpec = { queryRank, plainDim, headValueDim, norm: facts.latentNorm };
+  const spec: LatentSpec = {
+    ...(queryRank === undefined ? {} : { queryRank }),
+    plainDim,
+    headValueDim,
+    norm: facts.latentNorm,
+  };
   return {
     norm: facts.norm,
     heads,

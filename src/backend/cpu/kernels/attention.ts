@@ -159,8 +159,9 @@ export function makeStore(data: Task, worker: WorkerView): RunningTask {
 }
 
 /**
- * A unit is one key head and its query heads, or as many of them as fit, for as many neighbouring rows of one sequence as
- * fit; a step's rows are taken one by one. A query's arithmetic depends on what it sees itself only, so the cut changes no bit.
+ * A unit is one key head and its query heads, for as many neighbouring rows of one sequence as fit; a step's rows are taken one
+ * by one. Query heads are cut further where they do not fit, and where there are fewer units than workers: latents have one
+ * key head. A query's arithmetic depends on what it sees itself only, so the cut changes no bit.
  */
 export function makeAttend(data: Task, worker: WorkerView): RunningTask {
   const task = data as AttendTask;
@@ -169,7 +170,9 @@ export function makeAttend(data: Task, worker: WorkerView): RunningTask {
   const attend = arena.kernels.attend as KernelCall;
   const { heads, kvHeads, headDim, valueDim, joint, scale, step, cache, reach, temperature, sinks } = task;
   const group = heads / kvHeads;
-  const parts = Math.ceil(group / UNIT_QUERIES);
+  const leastParts = Math.ceil(group / UNIT_QUERIES);
+  // Two queries share the loads of keys and values.
+  const mostParts = Math.max(leastParts, Math.ceil(group / 2));
   const tile = Math.max(1, Math.floor(UNIT_QUERIES / group));
   const half = task.type === 'f16' ? 1 : 0;
   const element = half ? 2 : 4;
@@ -181,9 +184,7 @@ export function makeAttend(data: Task, worker: WorkerView): RunningTask {
   const pagesAt = sinksAt + UNIT_QUERIES * 4;
   const inside = align16(pagesAt + task.pagesBytes);
   const [values, valuePageBytes] = joint ? [cache.keys, cache.keyPageBytes] : [cache.values, cache.valuePageBytes];
-  const runRows = (first: number, end: number, kvHead: number, part: number) => {
-    const firstHead = kvHead * group + Math.floor((group * part) / parts);
-    const perHead = kvHead * group + Math.floor((group * (part + 1)) / parts) - firstHead;
+  const runRows = (first: number, end: number, kvHead: number, firstHead: number, perHead: number) => {
     const bytes = perHead * headDim * 4;
     let query = 0;
     for (let row = first; row < end; row++) {
@@ -229,17 +230,24 @@ export function makeAttend(data: Task, worker: WorkerView): RunningTask {
     }
   };
   const tiles = () => Math.ceil(worker.step.rows / tile);
+  const parts = () => {
+    const idle = Math.ceil(worker.control.threads / (tiles() * kvHeads));
+    return Math.min(mostParts, Math.max(leastParts, idle));
+  };
   return {
-    units: () => tiles() * kvHeads * parts,
+    units: () => tiles() * kvHeads * parts(),
     run(unit) {
       const kvHead = unit % kvHeads;
-      const part = Math.floor(unit / kvHeads) % parts;
-      const first = Math.floor(unit / (kvHeads * parts)) * tile;
+      const count = parts();
+      const part = Math.floor(unit / kvHeads) % count;
+      const first = Math.floor(unit / (kvHeads * count)) * tile;
+      const begin = Math.floor((group * part) / count);
+      const perHead = Math.floor((group * (part + 1)) / count) - begin;
       const end = Math.min(worker.step.rows, first + tile);
       const starts = step.pageStart / 4;
       for (let from = first, to = first + 1; from < end; from = to, to++) {
         while (to < end && home.i32[starts + to] === home.i32[starts + from]) to++;
-        runRows(from, to, kvHead, part);
+        runRows(from, to, kvHead, kvHead * group + begin, perHead);
       }
     },
   };
