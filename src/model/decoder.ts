@@ -1,7 +1,10 @@
-/** The one forward pass: a `ModelSpec` becomes a graph over T rows. Decode, verify, batched decode and prefill are all it. */
+/**
+ * The one forward pass: a `ModelSpec` becomes a graph over T rows. Decode, verify, batched decode and prefill are all it; what
+ * predicts further ahead is written here, too, of the same blocks.
+ */
 
-import type { Graph, Operation, ValueName } from './graph.ts';
-import type { AttentionSpec, FeedForwardSpec, ModelSpec } from './spec.ts';
+import type { Graph, MtpSection, Operation, ValueName } from './graph.ts';
+import type { AttentionSpec, FeedForwardSpec, ModelSpec, MtpSpec } from './spec.ts';
 
 export function buildGraph(spec: ModelSpec): Graph {
   const builder = new GraphBuilder();
@@ -30,7 +33,37 @@ export function buildGraph(spec: ModelSpec): Graph {
     { kind: 'head', layer: last, input: normed, weight: spec.head.tied ? 'embedding' : 'head', output: 'logits' },
     spec.vocabulary,
   );
-  return { operations: builder.operations, widths: builder.widths, logits, hidden };
+  const graph = { operations: builder.operations, widths: builder.widths, logits, hidden };
+  if (spec.mtp === undefined) return graph;
+  return { ...graph, mtp: mtpSection(builder, spec, spec.mtp, normed) };
+}
+
+/** What predicts further ahead; see `MtpSpec`. */
+function mtpSection(builder: GraphBuilder, spec: ModelSpec, mtp: MtpSpec, given: ValueName): MtpSection {
+  builder.mtp = true;
+  const { hidden } = spec;
+  const layer = spec.layers.length;
+  const norm = (input: ValueName, weight: string, epsilon: number, output: ValueName) =>
+    builder.add({ kind: 'norm', layer, input, weight, epsilon, group: hidden, output }, hidden);
+  const embedding = mtp.ownEmbedding ? 'mtp.embedding' : 'embedding';
+  const embedded = builder.add({ kind: 'embed', layer, weight: embedding, output: 'mtp.embedded' }, hidden);
+  const incoming = builder.add({ kind: 'incoming', layer, output: 'mtp.incoming' }, hidden);
+  const left = norm(embedded, 'mtp.embeddingNorm', mtp.embeddingNorm.epsilon, 'mtp.embedded.normed');
+  const right = norm(incoming, 'mtp.hiddenNorm', mtp.hiddenNorm.epsilon, 'mtp.incoming.normed');
+  const both = builder.add({ kind: 'concat', layer, left, right, output: 'mtp.both' }, 2 * hidden);
+  let stream = builder.add(
+    { kind: 'linear', layer, input: both, weight: 'mtp.projection', output: 'mtp.projection' },
+    hidden,
+  );
+  stream = attentionBlock(builder, spec, mtp.layer.attention, layer, stream);
+  stream = feedForwardBlock(builder, spec, mtp.layer.feedForward, layer, stream);
+  const normed = norm(stream, 'mtp.finalNorm', mtp.finalNorm.epsilon, 'mtp.normed');
+  const head = mtp.ownHead ? 'mtp.head' : spec.head.tied ? 'embedding' : 'head';
+  const logits = builder.add(
+    { kind: 'head', layer, input: normed, weight: head, output: 'mtp.logits' },
+    spec.vocabulary,
+  );
+  return { given, hidden: normed, logits };
 }
 
 /** x + W_o·attention(norm(x)). */
@@ -158,9 +191,11 @@ function feedForwardBlock(
 class GraphBuilder {
   readonly operations: Operation[] = [];
   readonly widths: Record<ValueName, number> = {};
+  /** Whether what is added predicts further ahead. */
+  mtp = false;
 
   add(operation: Operation, width: number): ValueName {
-    this.operations.push(operation);
+    this.operations.push(this.mtp ? { ...operation, mtp: true } : operation);
     this.widths[operation.output] = width;
     return operation.output;
   }

@@ -13,6 +13,7 @@ export function inputsOf(operation: Operation): readonly ValueName[] {
     case 'glu':
       return [operation.gate, operation.up];
     case 'add':
+    case 'concat':
       return [operation.left, operation.right];
     case 'project':
     case 'moe':

@@ -3,7 +3,7 @@
 import { PAGE_ROWS } from '../backend/backend.ts';
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import { OutOfMemoryError, Refusal } from '../errors.ts';
-import type { Graph } from '../model/graph.ts';
+import { type Graph, ownOperations } from '../model/graph.ts';
 import type { Weights } from '../model/weights.ts';
 import { chooseContext, doesNotFit } from './context.ts';
 import { adapterNumber, gpuUse, placementFor, reasonOf } from './devices.ts';
@@ -227,7 +227,7 @@ function runsUnchecked(chosen: readonly Chosen[]): boolean {
 function bytesPerToken(graph: Graph, weights: Weights): number {
   let bytes = 0;
   const size = (name: string) => weights.get(name)?.bytes ?? 0;
-  for (const operation of graph.operations) {
+  for (const operation of ownOperations(graph)) {
     if (operation.kind === 'moe') {
       const { prefix, moe } = operation;
       for (const name of Object.keys(weightsOf(operation, weights))) {

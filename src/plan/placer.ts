@@ -4,7 +4,7 @@ import { PAGE_ROWS } from '../backend/backend.ts';
 import type { CacheType, KernelRow, Mode } from '../backend/kernel.ts';
 import { cachedLayersOf } from '../model/cut.ts';
 import type { Graph } from '../model/graph.ts';
-import type { ModelSpec } from '../model/spec.ts';
+import { allLayers, type ModelSpec } from '../model/spec.ts';
 import type { Weights } from '../model/weights.ts';
 import type { GpuFacts } from './devices.ts';
 import type { Plan, PlannedBuffer, PlannedExperts, PlannedWeight, PlanOptions } from './plan.ts';
@@ -83,7 +83,7 @@ export function cacheBytesOf(
   element: number,
 ): number {
   const layers = cachedLayersOf(graph);
-  return spec.layers.reduce(
+  return allLayers(spec).reduce(
     (sum, { attention: { kvHeads, headDim, valueDim } }, layer) =>
       sum + (layers.has(layer) ? rows * kvHeads * (headDim + valueDim) * element : 0),
     0,

@@ -62,6 +62,8 @@ export interface PlannedOperation {
   /** −1: before the layers. The number of layers: after them. */
   readonly layer: number;
   readonly kind: OperationKind;
+  /** It belongs to what predicts further ahead. */
+  readonly mtp?: true;
   /** The value that it makes, by its name in the graph. */
   readonly output: string;
   readonly device: DeviceName;

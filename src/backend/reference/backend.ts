@@ -6,14 +6,15 @@
 import { DisposedError, InternalError, NonFiniteError } from '../../errors.ts';
 import type { ExpertWatcher } from '../../experts/watch.ts';
 import { cachedLayersOf } from '../../model/cut.ts';
-import type { ExpertsOperation, Graph, Operation } from '../../model/graph.ts';
+import { type ExpertsOperation, type Graph, mtpOperations, type Operation, ownOperations } from '../../model/graph.ts';
 import { type RopeTable, ropeTable } from '../../model/rope.ts';
-import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
+import { allLayers, type ModelSpec, type RopeSpec } from '../../model/spec.ts';
 import {
   type Backend,
   type Executable,
   type ExpertRunner,
   type ExpertWork,
+  type MtpRunner,
   PAGE_ROWS,
   type PrepareRequest,
   type Step,
@@ -21,7 +22,7 @@ import {
 import { checkExpertWork, expertsByLayer } from '../check-experts.ts';
 import { incomingRows } from '../check-step.ts';
 import { expertOutput, moe, type Route } from './moe.ts';
-import { add, attention, embed, gather, glu, type LayerCache, linear, norm, rope } from './operations.ts';
+import { add, attention, concat, embed, gather, glu, type LayerCache, linear, norm, rope } from './operations.ts';
 import { referenceRows } from './rows.ts';
 import { allocateF32, decodeWeights } from './store.ts';
 
@@ -40,6 +41,7 @@ export const referenceBackend: Backend = {
 export class ReferenceExecutable implements Executable {
   readonly bytes: number;
   readonly experts?: ExpertRunner;
+  readonly mtp?: MtpRunner;
   readonly #spec: ModelSpec;
   readonly #graph: Graph;
   readonly #weights: Map<string, Float32Array>;
@@ -57,7 +59,7 @@ export class ReferenceExecutable implements Executable {
     this.#weights = weights;
     this.#pages = pages;
     const cached = cachedLayersOf(graph);
-    this.#caches = spec.layers.map(({ attention: { kvHeads, headDim, valueDim } }, layer) => {
+    this.#caches = allLayers(spec).map(({ attention: { kvHeads, headDim, valueDim } }, layer) => {
       const rows = cached.has(layer) ? pages * PAGE_ROWS : 0;
       return {
         keys: allocateF32(rows * kvHeads * headDim, `the keys of layer ${layer}`),
@@ -69,20 +71,36 @@ export class ReferenceExecutable implements Executable {
     if (expertsByLayer(graph).size > 0) {
       this.experts = { limits: NO_LIMITS, start: (work) => this.#startExperts(work) };
     }
+    if (graph.mtp !== undefined) {
+      const { given, logits, hidden } = graph.mtp;
+      this.mtp = {
+        given: () => this.#value(given),
+        run: async (step) => {
+          this.#perform(mtpOperations(graph), step);
+          return { logits: this.#value(logits), hidden: this.#value(hidden) };
+        },
+      };
+    }
   }
 
   async run(step: Step): Promise<Float32Array> {
-    if (this.#disposed) throw new DisposedError('the reference backend');
-    this.#check(step);
     this.#values.clear();
     this.#routes.clear();
     this.#watcher?.began(step.mode, step.tokens.length);
-    for (const operation of this.#graph.operations) {
+    this.#perform(ownOperations(this.#graph), step);
+    this.#watcher?.ended();
+    return this.#value(this.#graph.logits);
+  }
+
+  #perform(operations: readonly Operation[], step: Step): void {
+    if (this.#disposed) throw new DisposedError('the reference backend');
+    this.#check(step);
+    for (const operation of operations) {
       // What it reads comes from elsewhere, when `experts` is asked.
       if (operation.kind === 'experts') continue;
       let output: Float32Array;
       try {
-        output = this.#compute(operation, step);
+        output = this.#compute(operation, step, operations);
       } catch (error) {
         if (!(error instanceof NonFiniteError)) throw error;
         throw new NonFiniteError(`${this.#where(operation)}: ${error.message}`, {
@@ -93,8 +111,6 @@ export class ReferenceExecutable implements Executable {
       this.#requireFinite(operation, output, step);
       this.#values.set(operation.output, output);
     }
-    this.#watcher?.ended();
-    return this.#value(this.#graph.logits);
   }
 
   watch(watcher: ExpertWatcher | undefined): void {
@@ -152,13 +168,13 @@ export class ReferenceExecutable implements Executable {
     this.#caches.length = 0;
   }
 
-  #compute(operation: Operation, step: Step): Float32Array {
+  #compute(operation: Operation, step: Step, all: readonly Operation[]): Float32Array {
     switch (operation.kind) {
       case 'embed':
         return embed(this.#weight(operation.weight), step.tokens, this.#graph.widths[operation.output]);
       case 'incoming':
         // A copy: the part before may write over its own.
-        return Float32Array.from(incomingRows(this.#graph, step)?.rows ?? []);
+        return Float32Array.from(incomingRows(this.#graph, step, all)?.rows ?? []);
       case 'norm':
         return norm(this.#value(operation.input), this.#weight(operation.weight), operation.group, operation.epsilon);
       case 'linear':
@@ -190,14 +206,21 @@ export class ReferenceExecutable implements Executable {
         this.#routes.set(operation.layer, routes);
         const weights = (name: string) => this.#weight(`${operation.prefix}.${name}`);
         const made = moe(this.#value(operation.input), operation.moe, weights, (_, route) => routes.push(route));
-        this.#watcher?.routed(
-          operation.layer,
-          routes.flatMap(({ experts }) => [...experts]),
-        );
+        if (operation.mtp !== true) {
+          this.#watcher?.routed(
+            operation.layer,
+            routes.flatMap(({ experts }) => [...experts]),
+          );
+        }
         return made;
       }
       case 'add':
         return add(this.#value(operation.left), this.#value(operation.right));
+      case 'concat': {
+        const { left, right } = operation;
+        const { widths } = this.#graph;
+        return concat(this.#value(left), this.#value(right), [widths[left], widths[right]]);
+      }
       case 'head': {
         const wanted = gather(this.#value(operation.input), step.wanted, this.#graph.widths[operation.input]);
         return linear(wanted, this.#matrix(operation.weight, operation.output));
@@ -259,6 +282,7 @@ export class ReferenceExecutable implements Executable {
   }
 
   #where(operation: Operation): string {
+    if (operation.mtp === true) return `ahead of the last layer (MTP, blk.${operation.layer})`;
     if (operation.layer < 0) return 'before layer 0 (token_embd)';
     if (operation.layer >= this.#spec.layers.length) return 'after the last layer (output)';
     return `layer ${operation.layer} (blk.${operation.layer})`;

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { ropeTable } from '../../model/rope.ts';
 import { PAGE_ROWS } from '../backend.ts';
-import { add, attention, embed, gather, glu, type LayerCache, linear, norm, rope } from './operations.ts';
+import { add, attention, concat, embed, gather, glu, type LayerCache, linear, norm, rope } from './operations.ts';
 
 const f32 = (...values: number[]) => Float32Array.from(values);
 
@@ -12,6 +12,11 @@ test('embed and gather take the rows that are named, in their order', () => {
   assert.deepEqual(embed(f32(1, 2, 3, 4, 5, 6), Int32Array.of(2, 0, 2), 2), f32(5, 6, 1, 2, 5, 6));
   assert.deepEqual(gather(f32(1, 2, 3, 4, 5, 6), Int32Array.of(1, 2), 2), f32(3, 4, 5, 6));
   assert.equal(gather(f32(1, 2), new Int32Array(0), 2).length, 0);
+});
+
+test('concat puts the rows of two values side by side', () => {
+  assert.deepEqual(concat(f32(1, 2, 3, 4), f32(5, 6), [2, 1]), f32(1, 2, 5, 3, 4, 6));
+  assert.equal(concat(f32(), f32(), [2, 1]).length, 0);
 });
 
 test('norm divides each group by its own root mean square', () => {

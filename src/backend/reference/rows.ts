@@ -44,5 +44,6 @@ export const referenceRows: readonly KernelRow[] = [
   row('moe'),
   row('experts'),
   row('add'),
+  row('concat'),
   row('head'),
 ];

@@ -6,7 +6,16 @@ import type { RunningTask, WorkerView } from '../task.ts';
 import { makeAttend, makeStore } from './attention.ts';
 import { makeCombine, makeExpertsIn, makeExpertsOut, makeGatedIn, makeRoute, makeSortPairs } from './experts.ts';
 import { makeLinear } from './linear.ts';
-import { makeAdd, makeEmbed, makeEncode, makeIncoming, makeNorm, makeRope, makeSiluMul } from './rowwise.ts';
+import {
+  makeAdd,
+  makeConcat,
+  makeEmbed,
+  makeEncode,
+  makeIncoming,
+  makeNorm,
+  makeRope,
+  makeSiluMul,
+} from './rowwise.ts';
 
 const makers: Readonly<Record<string, (task: Task, worker: WorkerView) => RunningTask>> = {
   embed: makeEmbed,
@@ -19,6 +28,7 @@ const makers: Readonly<Record<string, (task: Task, worker: WorkerView) => Runnin
   attend: makeAttend,
   siluMul: makeSiluMul,
   add: makeAdd,
+  concat: makeConcat,
   route: makeRoute,
   sortPairs: makeSortPairs,
   gatedIn: makeGatedIn,

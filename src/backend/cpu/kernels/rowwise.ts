@@ -2,6 +2,7 @@
 
 import type {
   AddOperation,
+  ConcatOperation,
   EmbedOperation,
   GluOperation,
   IncomingOperation,
@@ -91,7 +92,7 @@ export const rowwiseRows: readonly CpuRow[] = [
   }),
   rowwise<NormOperation>({
     operation: 'norm',
-    emit({ input, weight, output, epsilon, group, layer }, builder) {
+    emit({ input, weight, output, epsilon, group, layer, mtp }, builder) {
       const width = builder.width(output);
       builder.emit({
         space: 'rows',
@@ -106,7 +107,8 @@ export const rowwiseRows: readonly CpuRow[] = [
           group,
           groups: width / group,
           // The norm that opens a block finds what came before it: the layer's own attention, or the layer before.
-          blame: group === builder.spec.hidden && !weight.endsWith('feedForward.norm') ? layer - 1 : layer,
+          blame:
+            group === builder.spec.hidden && !weight.endsWith('feedForward.norm') && mtp !== true ? layer - 1 : layer,
         }),
       });
     },
@@ -156,6 +158,18 @@ export const rowwiseRows: readonly CpuRow[] = [
         reads: [left, right],
         writes: [output],
         make: (at) => ({ kind: 'add', left: at.value(left), right: at.value(right), output: at.value(output), width }),
+      });
+    },
+  }),
+  rowwise<ConcatOperation>({
+    operation: 'concat',
+    emit({ left, right, output }, builder) {
+      const bytes = [builder.width(left) * 4, builder.width(right) * 4];
+      builder.emit({
+        space: 'rows',
+        reads: [left, right],
+        writes: [output],
+        make: (at) => ({ kind: 'concat', parts: [at.value(left), at.value(right)], bytes, output: at.value(output) }),
       });
     },
   }),
@@ -272,6 +286,24 @@ export function makeAdd(data: Task, worker: WorkerView): RunningTask {
   const add = worker.home.kernels.add as KernelCall;
   return perRow((row) => {
     add(rowOf(task.left, row), rowOf(task.right, row), rowOf(task.output, row), task.width);
+  });
+}
+
+export function makeConcat(data: Task, worker: WorkerView): RunningTask {
+  const task = data as Task & {
+    readonly parts: readonly Place[];
+    readonly bytes: readonly number[];
+    readonly output: Place;
+  };
+  const { bytes } = worker.home;
+  return perRow((row) => {
+    let to = rowOf(task.output, row);
+    for (const [index, part] of task.parts.entries()) {
+      const from = rowOf(part, row);
+      const length = task.bytes[index] as number;
+      bytes.copyWithin(to, from, from + length);
+      to += length;
+    }
   });
 }
 
