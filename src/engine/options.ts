@@ -7,6 +7,7 @@ import { parseExpertCache } from '../experts/size.ts';
 import { faultyId, MOST_EXPERTS } from '../experts/trace.ts';
 import { isDevice } from '../plan/devices.ts';
 import type { GivenTrace } from '../plan/routing.ts';
+import { readSpeculation, type SpeculationOption } from '../plan/speculation.ts';
 import {
   abortSignal,
   type Check,
@@ -64,6 +65,7 @@ const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
   ignoreKeys: texts,
   memoryBytes: wholeFrom(0),
   sessions: wholeFrom(1, 1024),
+  speculation: speculationOption,
   onProgress: callback,
   onFault: callback,
   signal: abortSignal,
@@ -116,8 +118,8 @@ function givenTrace(value: unknown): string | undefined {
 }
 
 /** @throws UsageError `usage` */
-export function checkExpertStatsOptions(options: Readonly<{ reset?: unknown }>): void {
-  checkOptions(options, { reset: flag }, 'expertStats');
+export function checkStatsOptions(options: Readonly<{ reset?: unknown }>, what: string): void {
+  checkOptions(options, { reset: flag }, what);
 }
 
 /** What stands for a cache of experts; its own error says more. */
@@ -125,6 +127,11 @@ function expertCacheText(value: unknown): string | undefined {
   if (typeof value !== 'string') return "a policy and a size, as 'slru:25%'";
   parseExpertCache(value);
   return undefined;
+}
+
+/** How tokens are drafted; its own error says more. */
+function speculationOption(value: unknown): undefined {
+  readSpeculation(value as SpeculationOption);
 }
 
 /** @throws UsageError `usage` */

@@ -37,6 +37,7 @@ function summary(plan: Plan): Row[] {
     ['context', `${showPlural(plan.context, 'token')}: ${plan.contextReason}`],
     ['rows a run', `up to ${showCount(maxRows.prompt)} of a prompt, ${showCount(maxRows.step)} of decoding`],
     ['cache', `${cache.type}, ${showPlural(cache.pages, 'page')} of ${showPlural(cache.pageRows, 'position')}`],
+    ...speculation(plan),
     ['reads', `${showBytes(plan.bytesPerToken)} of weights for each decoded token`],
     [
       'reproducible',
@@ -45,6 +46,17 @@ function summary(plan: Plan): Row[] {
         : 'not reproducible: what is computed where, and so the last bits, depends on what ran before and beside it',
     ],
   ];
+}
+
+function speculation({ speculation: planned }: Plan): Row[] {
+  if (planned === undefined) return [];
+  const { source, drafts, model } = planned;
+  const by = {
+    mtp: "by the model's own head (MTP)",
+    lookup: 'by looking up what followed before',
+    draft: `by ${model?.name} (${model?.architecture}), which takes ${showBytes(model?.bytes ?? 0)} more`,
+  };
+  return [['drafts', `${showPlural(drafts, 'token')} at a time ${by[source]}, while that pays`]];
 }
 
 /** A row for each device, and one that says why it is not the one that was hoped for. */

@@ -128,6 +128,7 @@ export function planParts(request: PlanRequest, cuts: readonly Cut[], { reason, 
     },
     memoryBytes: parts.length === 1 ? main.memoryBytes : undefined,
     bytesPerToken: bytesPerToken(request.graph, request.weights),
+    speculation: request.speculation,
     // Where an expert is computed decides the last bits; only what stays put is the same every time.
     reproducible: shared.experts === undefined || shared.experts.passes === 'all',
   };

@@ -15,6 +15,7 @@ export interface PlanRequest {
   readonly weights: Weights;
   readonly ignored: Plan['ignored'];
   readonly options: PlanOptions;
+  readonly speculation?: Plan['speculation'];
   readonly platform: {
     readonly threads: number;
     readonly freeMemoryBytes: number;

@@ -19,10 +19,20 @@ import { cpuRows } from './rows.ts';
 import { storePieces, storeWeights } from './store.ts';
 
 /**
- * @param options.workers the pool's workers but its owner, where they have been started already; else `prepare` starts them
+ * @param options.workers the workers but its owner of the first pool, where they have been started already; else, and for every
+ * other model, `prepare` starts them
  */
 export function cpuBackend(options: { readonly workers?: readonly PlatformWorker[] } = {}): Backend {
-  return { device: 'cpu', rows: cpuRows, prepare: (request) => prepare(request, options.workers) };
+  let { workers: early } = options;
+  return {
+    device: 'cpu',
+    rows: cpuRows,
+    prepare(request) {
+      const workers = early;
+      early = undefined;
+      return prepare(request, workers);
+    },
+  };
 }
 
 async function prepare(request: PrepareRequest, early: readonly PlatformWorker[] | undefined): Promise<Executable> {
