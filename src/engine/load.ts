@@ -115,7 +115,8 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
         graph,
         weights: model.weights,
         sources,
-        expertStats: expertStats ?? made.experts !== undefined,
+        // How many experts the rows of a step have in common decides whether drafting pays.
+        expertStats: expertStats ?? (made.experts !== undefined || made.speculation !== undefined),
         routing: routing?.ids,
         expertUses: planOptions.expertUses,
         ...(draft === undefined ? {} : { draft: draftModel(draft, firstSource) }),

@@ -33,7 +33,7 @@ export interface LoadOptions extends PlanOptions {
   readonly signal?: AbortSignal;
   /**
    * Counts what the model's experts do, for {@link Model.expertStats}; a model of which nothing can be counted is refused. Default:
-   * where experts are split between devices.
+   * where experts are split between devices, and where tokens are drafted.
    */
   readonly expertStats?: boolean;
   /** That {@link Model.recordRouting} is to come: a model whose routing cannot be recorded is refused before its weights are read. */
