@@ -75,7 +75,10 @@ export class Speculator {
       (most[index] as number) > 0 ? [{ request, most: most[index] as number }] : [],
     );
     const drafted = asks.length === 0 ? [] : await this.#guard(() => this.#source.propose(asks), []);
-    const byRequest = new Map(asks.map(({ request }, index) => [request, drafted[index] ?? []]));
+    // A source that gives more than there is room for is no reason to run rows without a page.
+    const byRequest = new Map(
+      asks.map(({ request, most: room }, index) => [request, (drafted[index] ?? []).slice(0, room)]),
+    );
     return requests.map((request) => ({ request, drafts: byRequest.get(request) ?? [] }));
   }
 
