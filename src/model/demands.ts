@@ -73,7 +73,8 @@ const singleExpert: Fields<MoeSpec> = {
   router: ({ weighsInput }) => where('weights on the inputs of experts')(weighsInput === true),
 };
 
-const base = { kind: plain, layer: plain, output: plain };
+/** `mtp` says which run an operation belongs to, not what it does. */
+const base = { kind: plain, layer: plain, output: plain, mtp: plain };
 
 const operations: { readonly [Kind in OperationKind]: Fields<Extract<Operation, { readonly kind: Kind }>> } = {
   embed: { ...base, weight: plain, scale: always('a scale on embeddings') },
@@ -112,6 +113,7 @@ const operations: { readonly [Kind in OperationKind]: Fields<Extract<Operation, 
   },
   experts: { ...base, input: plain, norm: plain, prefix: plain, moe: (value) => demandsIn(singleExpert, value) },
   add: { ...base, left: plain, right: plain },
+  concat: { ...base, left: plain, right: plain },
   head: { ...base, input: plain, weight: plain, softcap: always('a soft cap on logits') },
   project: { ...base, input: plain, norm: plain, parts: plain, add: plain },
   gated: { ...base, input: plain, norm: plain, gate: plain, up: plain, activation },

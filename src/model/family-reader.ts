@@ -27,14 +27,17 @@ export const MOST = 2 ** 26;
 export class FamilyReader {
   readonly file: ModelFile;
   readonly architecture: string;
+  /** Whether what predicts further ahead is to be claimed, where the family reads it. */
+  readonly mtp: boolean;
   readonly #keysRead = new Set<string>();
   readonly #tensorsClaimed = new Set<string>();
   readonly #weights = new Map<WeightName, Weight>();
   readonly #ignored: Ignored[] = [];
 
-  constructor(file: ModelFile, architecture: string) {
+  constructor(file: ModelFile, architecture: string, { mtp = false }: { readonly mtp?: boolean } = {}) {
     this.file = file;
     this.architecture = architecture;
+    this.mtp = mtp;
   }
 
   /** The key as the file spells it: `block_count` → `llama.block_count`. */

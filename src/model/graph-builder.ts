@@ -6,9 +6,11 @@ import type { NormSpec } from './spec.ts';
 export class GraphBuilder {
   readonly operations: Operation[] = [];
   readonly widths: Record<ValueName, number> = {};
+  /** Whether what is added predicts further ahead. */
+  mtp = false;
 
   add(operation: Operation, width: number): ValueName {
-    this.operations.push(operation);
+    this.operations.push(this.mtp ? { ...operation, mtp: true } : operation);
     this.widths[operation.output] = width;
     return operation.output;
   }

@@ -15,6 +15,8 @@ interface OperationBase {
   /** The layer it belongs to; -1 before the first, `layers.length` after the last. */
   readonly layer: number;
   readonly output: ValueName;
+  /** It belongs to what predicts further ahead ({@link Graph.mtp}), which is run by itself. */
+  readonly mtp?: true;
 }
 
 /** Row t of the output is the weight's row `tokens[t]`, multiplied with `scale` where there is one. */
@@ -161,6 +163,13 @@ export interface AddOperation extends OperationBase {
   readonly right: ValueName;
 }
 
+/** output[t] = [left[t], right[t]], one after the other. */
+export interface ConcatOperation extends OperationBase {
+  readonly kind: 'concat';
+  readonly left: ValueName;
+  readonly right: ValueName;
+}
+
 /** Logits of the rows that are asked for: [wanted rows, vocabulary]. */
 export interface HeadOperation extends OperationBase {
   readonly kind: 'head';
@@ -227,6 +236,7 @@ export type Operation =
   | MoeOperation
   | ExpertsOperation
   | AddOperation
+  | ConcatOperation
   | HeadOperation
   | ProjectOperation
   | GatedOperation
@@ -247,4 +257,28 @@ export interface Graph {
   readonly outgoing?: ValueName;
   /** The residual stream after the embedding, after each layer, and after the final norm (in place of the last layer's). */
   readonly hidden: readonly ValueName[];
+  /** Absent: nothing predicts further ahead, or nobody wants it to. */
+  readonly mtp?: MtpSection;
+}
+
+/**
+ * The operations marked `mtp`: a small graph beside the other one, over rows of its own, with the layer's own cache over the same
+ * positions. Its `incoming` rows are the `given` value's of earlier runs, or its own `hidden` ones.
+ */
+export interface MtpSection {
+  /** The value of the model's own graph that it goes on from. */
+  readonly given: ValueName;
+  /** The value that stands in for `given` where it goes on from itself. */
+  readonly hidden: ValueName;
+  /** [wanted rows, vocabulary] */
+  readonly logits: ValueName;
+}
+
+/** The operations of a run of the model, without what predicts further ahead. */
+export function ownOperations({ operations, mtp }: Graph): readonly Operation[] {
+  return mtp === undefined ? operations : operations.filter((operation) => operation.mtp !== true);
+}
+
+export function mtpOperations({ operations }: Graph): readonly Operation[] {
+  return operations.filter((operation) => operation.mtp === true);
 }

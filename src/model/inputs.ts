@@ -14,6 +14,7 @@ export function inputsOf(operation: Operation): readonly ValueName[] {
     case 'glu':
       return [operation.gate, operation.up];
     case 'add':
+    case 'concat':
       return [operation.left, operation.right];
     case 'gate':
       return [operation.input, operation.gate];

@@ -21,19 +21,28 @@ export interface ReadModel {
 export interface ReadModelOptions {
   /** Full names of keys (`llama.attention.x`) or tensors to leave out although nobody knows what they mean. */
   readonly ignoreKeys?: readonly string[];
+  /** Whether what predicts further ahead (MTP) is wanted: without, it is named as ignored. */
+  readonly mtp?: boolean;
 }
 
 /**
  * Reads the model that a file describes. Only metadata and tensor names are looked at, no weights.
  * @throws CorruptFileError `corrupt_file` naming the key or tensor that is missing or contradicts the rest
- * @throws Refusal `refused` for an architecture, a key or a tensor that Conclave does not know, and for safetensors
+ * @throws Refusal `refused` for an architecture, a key or a tensor that Conclave does not know, for safetensors, and where nothing
+ * predicts further ahead although it is wanted
  * @throws UsageError `usage` when `ignoreKeys` names something that the model needs
  */
 export function readModel(file: ModelFile, options: ReadModelOptions = {}): ReadModel {
   const family = familyOf(file);
-  const reader = new FamilyReader(file, family.architecture);
+  const reader = new FamilyReader(file, family.architecture, { mtp: options.mtp });
   const spec = family.read(reader);
   checkVocabulary(file, spec);
+  if (options.mtp === true && spec.mtp === undefined) {
+    throw new Refusal(
+      `${file.name}: it holds no layer that predicts further ahead (MTP) that Conclave can draft with; ` +
+        'draft with --spec lookup or a smaller model of the same vocabulary (--spec draft:FILE), or not at all',
+    );
+  }
   const { weights, ignored, unreadKeys, unclaimedTensors } = reader.finish();
   const asked = new Set(options.ignoreKeys ?? []);
   const left = [...unreadKeys, ...unclaimedTensors];

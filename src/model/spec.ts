@@ -33,6 +33,9 @@
  * | `layers.i.scale` | [1] |
  * | `finalNorm` | [hidden] |
  * | `head` | [vocabulary, hidden]; absent when `head.tied` |
+ * | `mtp.embeddingNorm`, `mtp.hiddenNorm`, `mtp.finalNorm` | [hidden] |
+ * | `mtp.projection` | [hidden, 2·hidden] |
+ * | `mtp.embedding`, `mtp.head` | [vocabulary, hidden] each; absent where the model's own serve |
  * | `ropeFactors` | [rope dimensions / 2]: what each inverse frequency is divided by |
  */
 
@@ -50,6 +53,8 @@ export interface ModelSpec {
   readonly residualScale?: number;
   readonly finalNorm: NormSpec;
   readonly head: HeadSpec;
+  /** Drafts tokens, where that is wanted; never has a say in what the model gives. */
+  readonly mtp?: MtpSpec;
 }
 
 export interface EmbeddingSpec {
@@ -280,4 +285,28 @@ export interface HeadSpec {
   readonly logitScale?: number;
   /** Logits l then become cap · tanh(l / cap). */
   readonly softcap?: number;
+}
+
+/**
+ * A head that predicts one token further ahead (multi-token prediction, arXiv 2412.19437 §2.2): of position i it reads the
+ * hidden state h_i, and the token that came after it, t_(i+1):
+ *
+ *     x = projection · [norm(embedding(t_(i+1))), norm(h_i)],  h' = block(x),  logits of t_(i+2) = head · norm(h')
+ *
+ * A token further is predicted from h' in place of h_(i+1), and the token just predicted.
+ */
+export interface MtpSpec {
+  /** The block, numbered as the layer after the last: its weights are `layers.<layers>.…`. */
+  readonly layer: LayerSpec;
+  readonly embeddingNorm: NormSpec;
+  readonly hiddenNorm: NormSpec;
+  readonly finalNorm: NormSpec;
+  /** Whether it has an embedding, or a head, of its own; else the model's serve. */
+  readonly ownEmbedding: boolean;
+  readonly ownHead: boolean;
+}
+
+/** Every layer that keeps keys and values, by its number: the model's, and the one that predicts ahead where there is one. */
+export function allLayers({ layers, mtp }: Pick<ModelSpec, 'layers' | 'mtp'>): readonly LayerSpec[] {
+  return mtp === undefined ? layers : [...layers, mtp.layer];
 }

@@ -5,7 +5,7 @@ import type { CacheType, KernelRow, Mode } from '../backend/kernel.ts';
 import { cacheWidths } from '../model/cache-widths.ts';
 import { cachedLayersOf } from '../model/cut.ts';
 import type { Graph } from '../model/graph.ts';
-import type { ModelSpec } from '../model/spec.ts';
+import { allLayers, type ModelSpec } from '../model/spec.ts';
 import type { Weights } from '../model/weights.ts';
 import type { GpuFacts } from './devices.ts';
 import type { Plan, PlannedBuffer, PlannedExperts, PlannedWeight, PlanOptions } from './plan.ts';
@@ -16,6 +16,7 @@ export interface PlanRequest {
   readonly weights: Weights;
   readonly ignored: Plan['ignored'];
   readonly options: PlanOptions;
+  readonly speculation?: Plan['speculation'];
   readonly platform: {
     readonly threads: number;
     readonly freeMemoryBytes: number;
@@ -84,7 +85,7 @@ export function cacheBytesOf(
   element: number,
 ): number {
   const layers = cachedLayersOf(graph);
-  return spec.layers.reduce((sum, { attention }, layer) => {
+  return allLayers(spec).reduce((sum, { attention }, layer) => {
     const { keys, values } = cacheWidths(attention);
     return sum + (layers.has(layer) ? rows * (keys + values) * element : 0);
   }, 0);

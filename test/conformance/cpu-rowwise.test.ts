@@ -410,10 +410,10 @@ describe('rope', () => {
   });
 });
 
-describe('glu and add', () => {
-  assert.equal(rowsOf('glu').length + rowsOf('add').length, 2);
+describe('glu, add and concat', () => {
+  assert.equal(rowsOf('glu').length + rowsOf('add').length + rowsOf('concat').length, 3);
   for (const width of [1, 3, 4, 5, 17, 64, 67, 1030]) {
-    test(`glu and add: ${width} wide`, async () => {
+    test(`glu, add and concat: ${width} wide`, async () => {
       const [left, right] = [nastyRows(ROWS, width, width), nastyRows(ROWS, width, width + 1)];
       const inputs = { left, right };
       await check(`glu of ${width}`, {
@@ -425,6 +425,16 @@ describe('glu and add', () => {
         inputs,
         operations: [{ kind: 'add', layer: 0, left: 'left', right: 'right', output: 'y' }],
         widths: { y: width },
+      });
+      // Of two widths, in both orders.
+      const narrow = nastyRows(ROWS, 3, width + 2);
+      await check(`concat of ${width}`, {
+        inputs: { left, narrow },
+        operations: [
+          { kind: 'concat', layer: 0, left: 'left', right: 'narrow', output: 'y' },
+          { kind: 'concat', layer: 0, left: 'narrow', right: 'left', output: 'z' },
+        ],
+        widths: { y: width + 3, z: width + 3 },
       });
     });
   }

@@ -28,7 +28,7 @@ export const families = [
 ] as const;
 
 /** Families that the GPU refuses, by name, for what its kernels do not serve yet. */
-export const refusedByGpu: readonly string[] = ['gpt-oss', 'gemma3', 'gemma4-moe', 'llama4', 'laguna'];
+export const refusedByGpu: readonly string[] = ['gpt-oss', 'gemma3', 'gemma4-moe', 'llama4', 'laguna', 'granitemoe'];
 
 /** @param file `model.gguf` or `expected.safetensors` */
 export function familyFile(family: string, file: string): string {

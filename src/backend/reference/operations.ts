@@ -292,6 +292,21 @@ export function add(left: Float32Array, right: Float32Array): Float32Array {
   return left.map((value, i) => value + right[i]);
 }
 
+/** Each row of `left` followed by that of `right`. @param widths of these */
+export function concat(
+  left: Float32Array,
+  right: Float32Array,
+  [first, second]: readonly [number, number],
+): Float32Array {
+  const output = new Float32Array(left.length + right.length);
+  for (let row = 0; row * first < left.length; row++) {
+    const at = row * (first + second);
+    output.set(left.subarray(row * first, (row + 1) * first), at);
+    output.set(right.subarray(row * second, (row + 1) * second), at + first);
+  }
+  return output;
+}
+
 /** The rows of [T, width] that `wanted` names. */
 export function gather(input: Float32Array, wanted: Int32Array, width: number): Float32Array {
   const output = new Float32Array(wanted.length * width);

@@ -73,5 +73,6 @@ export const referenceRows: readonly KernelRow[] = [
   ]),
   row('experts', [...activations, 'biases of experts']),
   row('add'),
+  row('concat'),
   row('head', ['a soft cap on logits']),
 ];

@@ -1,11 +1,12 @@
 /**
  * `glm4moe`: GLM-4.5 and GLM-4.6 (arXiv 2508.06471): the first layers dense, then sigmoid routing with a bias for the
  * selection and a shared expert; half of each head rotated. The file's last `nextn_predict_layers` layers predict tokens
- * further ahead; they draft and never change what the model says, and are named as ignored.
+ * further ahead; they draft and never change what the model says.
  */
 
 import type { Family } from '../family.ts';
-import { type FamilyReader, MOST } from '../family-reader.ts';
+import { MOST } from '../family-reader.ts';
+import type { LayerSpec } from '../spec.ts';
 import {
   biasAsInFile,
   readAttention,
@@ -17,6 +18,7 @@ import {
   readStem,
 } from './common.ts';
 import { readExperts, readRouting, readSharedCount } from './experts.ts';
+import { readLayersAhead } from './nextn.ts';
 
 export const glm4moe: Family = {
   architecture: 'glm4moe',
@@ -33,7 +35,6 @@ export const glm4moe: Family = {
         `fewer than ${reader.fullKey('block_count')}, which is ${blocks}`,
       );
     }
-    ignoreLayersAhead(reader, layerCount);
     const heads = readHeads(reader, stem.hidden, blocks);
     const rope = readRope(reader, heads.headDim, { pairing: 'half' });
     const routing = readRouting(reader, { gating: 'sigmoid', selectionBias: true });
@@ -46,7 +47,7 @@ export const glm4moe: Family = {
       ? ({ over: 'head', epsilon: stem.norm.epsilon } as const)
       : undefined;
     const bias = biasAsInFile(reader);
-    const layers = Array.from({ length: layerCount }, (_, layer) => {
+    const readLayer = (layer: number): LayerSpec => {
       const attention = readAttention(reader, layer, stem, heads, { norm: stem.norm, rope, qkNorm, bias });
       // Despite its name, this is the norm before the feed-forward block.
       const norm = readFeedForwardNorm(reader, layer, stem, 'post_attention_norm');
@@ -55,20 +56,10 @@ export const glm4moe: Family = {
           ? readDense(reader, layer, stem, { norm, inner: denseInner })
           : readExperts(reader, layer, stem, { norm, routing, inner, shared });
       return { attention, feedForward };
-    });
+    };
+    const layers = Array.from({ length: layerCount }, (_, layer) => readLayer(layer));
+    const mtp = readLayersAhead(reader, { from: layerCount, ahead, stem }, () => readLayer(layerCount));
     const { vocabulary, hidden, trainedContext, norm: finalNorm, head } = stem;
-    return { architecture: 'glm4moe', vocabulary, hidden, trainedContext, layers, finalNorm, head };
+    return { architecture: 'glm4moe', vocabulary, hidden, trainedContext, layers, finalNorm, head, mtp };
   },
 };
-
-function ignoreLayersAhead(reader: FamilyReader, from: number): void {
-  for (const name of reader.file.tensors.keys()) {
-    const layer = /^blk\.(\d+)\./.exec(name)?.[1];
-    if (layer !== undefined && Number(layer) >= from) {
-      reader.ignoreTensor(
-        name,
-        'belongs to a layer that predicts further ahead (MTP); the next token does not need it',
-      );
-    }
-  }
-}

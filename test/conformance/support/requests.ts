@@ -284,6 +284,7 @@ const cases: Readonly<Partial<Record<OperationKind, (row: KernelRow) => RowCase>
   ),
   incoming: anything({ kind: 'incoming', layer: 3, output: 'y' }, { y: 67 }),
   add: anything({ kind: 'add', layer: 0, left: 'a', right: 'b', output: 'y' }, { a: 1, b: 1, y: 1 }),
+  concat: anything({ kind: 'concat', layer: 0, left: 'a', right: 'b', output: 'y' }, { a: 1, b: 2, y: 3 }),
   glu: anything({ kind: 'glu', layer: 0, gate: 'a', up: 'b', activation: 'silu', output: 'y' }, { a: 1, b: 1, y: 1 }),
   gate: anything(
     { kind: 'gate', layer: 0, input: 'x', gate: 'g', activation: 'softplus', output: 'y' },

@@ -9,6 +9,7 @@ import { makeEncodeHeads, makeHeadLinear } from './head-linear.ts';
 import { makeLinear } from './linear.ts';
 import {
   makeAdd,
+  makeConcat,
   makeEmbed,
   makeEncode,
   makeGate,
@@ -34,6 +35,7 @@ const makers: Readonly<Record<string, (task: Task, worker: WorkerView) => Runnin
   gate: makeGate,
   scale: makeScale,
   add: makeAdd,
+  concat: makeConcat,
   route: makeRoute,
   sortPairs: makeSortPairs,
   gatedIn: makeGatedIn,

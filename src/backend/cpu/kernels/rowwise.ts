@@ -3,6 +3,7 @@
 import type { Demand } from '../../../model/demands.ts';
 import type {
   AddOperation,
+  ConcatOperation,
   EmbedOperation,
   GateOperation,
   GluOperation,
@@ -101,7 +102,7 @@ export const rowwiseRows: readonly CpuRow[] = [
   rowwise<NormOperation>({
     operation: 'norm',
     serves: ['norms without weights', 'a norm of part of a row'],
-    emit({ input, weight, output, epsilon, group, rest = 0, layer }, builder) {
+    emit({ input, weight, output, epsilon, group, rest = 0, layer, mtp }, builder) {
       const width = builder.width(output);
       builder.emit({
         space: 'rows',
@@ -117,7 +118,7 @@ export const rowwiseRows: readonly CpuRow[] = [
           groups: (width - rest) / group,
           rest,
           // The norm that opens a layer, or follows the last one, finds what came before it.
-          blame: weight === 'finalNorm' || weight?.endsWith('.attention.norm') ? layer - 1 : layer,
+          blame: mtp !== true && (weight === 'finalNorm' || weight?.endsWith('.attention.norm')) ? layer - 1 : layer,
         }),
       });
     },
@@ -215,6 +216,18 @@ export const rowwiseRows: readonly CpuRow[] = [
         reads: [left, right],
         writes: [output],
         make: (at) => ({ kind: 'add', left: at.value(left), right: at.value(right), output: at.value(output), width }),
+      });
+    },
+  }),
+  rowwise<ConcatOperation>({
+    operation: 'concat',
+    emit({ left, right, output }, builder) {
+      const bytes = [builder.width(left) * 4, builder.width(right) * 4];
+      builder.emit({
+        space: 'rows',
+        reads: [left, right],
+        writes: [output],
+        make: (at) => ({ kind: 'concat', parts: [at.value(left), at.value(right)], bytes, output: at.value(output) }),
       });
     },
   }),
@@ -380,6 +393,24 @@ export function makeAdd(data: Task, worker: WorkerView): RunningTask {
   const add = worker.home.kernels.add as KernelCall;
   return perRow((row) => {
     add(rowOf(task.left, row), rowOf(task.right, row), rowOf(task.output, row), task.width);
+  });
+}
+
+export function makeConcat(data: Task, worker: WorkerView): RunningTask {
+  const task = data as Task & {
+    readonly parts: readonly Place[];
+    readonly bytes: readonly number[];
+    readonly output: Place;
+  };
+  const { bytes } = worker.home;
+  return perRow((row) => {
+    let to = rowOf(task.output, row);
+    for (const [index, part] of task.parts.entries()) {
+      const from = rowOf(part, row);
+      const length = task.bytes[index] as number;
+      bytes.copyWithin(to, from, from + length);
+      to += length;
+    }
   });
 }
 
