@@ -94,7 +94,6 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
       boot(sureDevices(planOptions));
     });
     const { model, graph, sampling } = opened;
-    const { sources } = opened.file;
     file = opened.file;
     signal?.throwIfAborted();
     let starts = 0;
@@ -108,7 +107,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
         spec: model.spec,
         graph,
         weights: model.weights,
-        sources,
+        sources: model.sources,
         expertStats: expertStats ?? made.experts !== undefined,
         routing: routing?.ids,
         expertUses: planOptions.expertUses,

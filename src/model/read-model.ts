@@ -5,75 +5,55 @@
 
 import { CorruptFileError, Refusal, UsageError } from '../errors.ts';
 import type { ModelFile } from '../format/model-file.ts';
-import { families } from './families/index.ts';
-import type { Family } from './family.ts';
+import type { ByteSource } from '../format/source.ts';
 import { FamilyReader, type Ignored } from './family-reader.ts';
+import { nameFolder } from './hugging-face/name-folder.ts';
+import { type NamedModel, nameGguf } from './named-model.ts';
 import type { ModelSpec } from './spec.ts';
 import type { Weights } from './weights.ts';
 
 export interface ReadModel {
   readonly spec: ModelSpec;
   readonly weights: Weights;
+  /** What the weights' parts are ranges of. */
+  readonly sources: readonly ByteSource[];
   /** Keys and tensors that are not used, each with the reason. */
   readonly ignored: readonly Ignored[];
 }
 
 export interface ReadModelOptions {
-  /** Full names of keys (`llama.attention.x`) or tensors to leave out although nobody knows what they mean. */
+  /** Full names of keys (`llama.attention.x`, `rope_parameters.x`) or tensors to leave out although nobody knows what they mean. */
   readonly ignoreKeys?: readonly string[];
 }
 
 /**
  * Reads the model that a file describes. Only metadata and tensor names are looked at, no weights.
  * @throws CorruptFileError `corrupt_file` naming the key or tensor that is missing or contradicts the rest
- * @throws Refusal `refused` for an architecture, a key or a tensor that Conclave does not know, and for safetensors
+ * @throws Refusal `refused` for an architecture, a key or a tensor that Conclave does not know, and for safetensors without
+ * their `config.json`
  * @throws UsageError `usage` when `ignoreKeys` names something that the model needs
  */
 export function readModel(file: ModelFile, options: ReadModelOptions = {}): ReadModel {
-  const family = familyOf(file);
-  const reader = new FamilyReader(file, family.architecture);
+  const named = file.container === 'gguf' ? nameGguf(file) : nameFolder(file);
+  const { family } = named;
+  const reader = new FamilyReader(named.file, family.architecture, named.spelling);
   const spec = family.read(reader);
   checkVocabulary(file, spec);
-  const { weights, ignored, unreadKeys, unclaimedTensors } = reader.finish();
+  const { weights, ignored: byFamily, unreadKeys, unclaimedTensors } = reader.finish();
+  const ignored = [...named.ignored, ...byFamily];
+  const keys = [...named.unknownKeys, ...unreadKeys];
   const asked = new Set(options.ignoreKeys ?? []);
-  const left = [...unreadKeys, ...unclaimedTensors];
+  const left = [...keys, ...unclaimedTensors];
   refuseUnknown(
-    file,
-    family,
+    named,
     left.filter((name) => !asked.has(name)),
-    unreadKeys,
+    keys,
   );
-  for (const name of asked) checkMayBeIgnored(file, name, left, ignored);
+  for (const name of asked) checkMayBeIgnored(named, name, left, ignored);
   const byRequest = left
     .filter((name) => asked.has(name))
     .map((name) => ({ name, reason: 'unknown; ignored by request' }));
-  return { spec, weights, ignored: [...ignored, ...byRequest] };
-}
-
-function familyOf(file: ModelFile): Family {
-  if (file.container === 'safetensors') {
-    throw new Refusal(
-      `${file.name}: running a model from safetensors is not supported yet; expected a GGUF file: convert the model, or ` +
-        'download it as GGUF',
-    );
-  }
-  const found = file.metadata.get('general.architecture');
-  if (found?.type !== 'string') {
-    const what = found === undefined ? 'is missing' : `is of type ${found.type}`;
-    throw new CorruptFileError(
-      `${file.name}: general.architecture ${what}; expected a text such as "llama"; the file does not say what model it holds`,
-      { data: { key: 'general.architecture' } },
-    );
-  }
-  const family = families.find(({ architecture }) => architecture === found.value);
-  if (family === undefined) {
-    throw new Refusal(
-      `${file.name}: the architecture ${JSON.stringify(String(found.value).slice(0, 60))} is not supported; ` +
-        `supported are ${families.map(({ architecture }) => architecture).join(', ')}`,
-      { data: { architecture: found.value } },
-    );
-  }
-  return family;
+  return { spec, weights, sources: named.file.sources, ignored: [...ignored, ...byRequest] };
 }
 
 /** An id without an embedding, or an embedding without a token, means that tokenizer and weights are not of one model. */
@@ -89,7 +69,7 @@ function checkVocabulary(file: ModelFile, spec: ModelSpec): void {
   );
 }
 
-function refuseUnknown(file: ModelFile, family: Family, unknown: readonly string[], keys: readonly string[]): void {
+function refuseUnknown({ file, family }: NamedModel, unknown: readonly string[], keys: readonly string[]): void {
   if (unknown.length === 0) return;
   const shown = unknown.slice(0, 20);
   const more = unknown.length > shown.length ? ` (and ${unknown.length - shown.length} more)` : '';
@@ -106,8 +86,12 @@ function refuseUnknown(file: ModelFile, family: Family, unknown: readonly string
   );
 }
 
-function checkMayBeIgnored(file: ModelFile, name: string, left: readonly string[], ignored: readonly Ignored[]): void {
-  const inFile = file.metadata.has(name) || file.tensors.has(name);
-  if (!inFile || left.includes(name) || ignored.some((entry) => entry.name === name)) return;
+function checkMayBeIgnored(
+  { file, has }: NamedModel,
+  name: string,
+  left: readonly string[],
+  ignored: readonly Ignored[],
+): void {
+  if (!has(name) || left.includes(name) || ignored.some((entry) => entry.name === name)) return;
   throw new UsageError(`${file.name}: ${name} cannot be ignored: Conclave knows what it means and uses it`);
 }

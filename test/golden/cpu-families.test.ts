@@ -47,9 +47,13 @@ for (const family of families) {
   describe(family, () => {
     const expected = expectedOf(family);
     const tokens = i32Of(expected, 'tokens');
-    for (const cache of ['f32', 'f16'] as const) {
-      test(`official logits with a cache of ${cache}, in one prompt and step by step`, () =>
-        withDevice(familyFile(family, 'model.gguf'), { context: 64, cache }, async (model) => {
+    for (const [file, cache] of [
+      ['model.gguf', 'f32'],
+      ['model.gguf', 'f16'],
+      ['model.safetensors', 'f32'],
+    ] as const) {
+      test(`${file}: official logits with a cache of ${cache}, in one prompt and step by step`, () =>
+        withDevice(familyFile(family, file), { context: 64, cache }, async (model) => {
           const logits = await runTokens(model, tokens, 0, 'prompt');
           checkLogits(logits, f32Of(expected, 'logits'), cache);
           const { vocabulary } = model.spec;

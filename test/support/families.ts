@@ -15,7 +15,7 @@ export const families = [
   'glm4moe',
 ] as const;
 
-/** @param file `model.gguf` or `expected.safetensors` */
+/** @param file `model.gguf`, `model.safetensors` (its config.json is beside it) or `expected.safetensors` */
 export function familyFile(family: string, file: string): string {
   return fileURLToPath(new URL(`../fixtures/families/${family}/${file}`, import.meta.url));
 }
