@@ -14,10 +14,10 @@ import { plan as makePlan, programsOf } from '../plan/place.ts';
 import type { DeviceName, Plan, PlanOptions } from '../plan/plan.ts';
 import { checkRoutingUse, routedModel } from '../plan/routing.ts';
 import { type Platform, platform } from '../platform/index.ts';
-import { readTokenizer, type Tokenizer } from '../tokenizer/index.ts';
+import { type Tokenizer, tokenizerOf } from '../tokenizer/index.ts';
 import { type BootedEngine, bootEngine, EngineClient } from './engine-client.ts';
 import { startOrFallBack } from './fallback.ts';
-import { type FileSampling, readFileSampling } from './file-defaults.ts';
+import { type FileSampling, samplingOf } from './file-defaults.ts';
 import { LoadedModel } from './model.ts';
 import { checkLoadOptions, checkThreads } from './options.ts';
 import { chatTemplates } from './templates.ts';
@@ -121,7 +121,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
     starting.catch(() => {});
     let tokenizer: Tokenizer;
     try {
-      tokenizer = readTokenizer(file.metadata, file.name);
+      tokenizer = tokenizerOf(file, model.spec.vocabulary);
     } catch (error) {
       abandoned.abort(error);
       await starting.catch(() => {});
@@ -161,7 +161,7 @@ export async function planModel(
   checkThreads(options.threads, place.threads());
   const { file, model, plan } = await open(place, source, options);
   try {
-    readTokenizer(file.metadata, file.name);
+    tokenizerOf(file, model.spec.vocabulary);
   } finally {
     await file.close();
   }
@@ -207,9 +207,8 @@ async function open(
     throw error;
   }
   try {
-    const { metadata, name } = file;
     const model = readModel(file, { ignoreKeys: options.ignoreKeys });
-    const sampling = readFileSampling(metadata, name);
+    const sampling = samplingOf(file);
     const graph = buildGraph(model.spec);
     const planWith = (gpu: GpuFacts) =>
       makePlan({
@@ -239,17 +238,21 @@ async function open(
   }
 }
 
-function describe(file: ModelFile, { spec }: ReadModel, plan: Plan): ModelInfo {
-  const name = file.metadata.get('general.name');
-  let parameters = 0;
-  for (const { shape } of file.tensors.values()) parameters += shape.reduce((product, length) => product * length, 1);
+function describe(file: ModelFile, { spec, parameters }: ReadModel, plan: Plan): ModelInfo {
   return {
-    name: name?.type === 'string' && typeof name.value === 'string' && name.value !== '' ? name.value : file.name,
+    name: nameOf(file),
     architecture: spec.architecture,
     parameters,
     context: plan.context,
     vocabulary: spec.vocabulary,
   };
+}
+
+/** What the file calls its model; else what the file is called, and of a folder, the folder. */
+function nameOf({ metadata, name, folder }: ModelFile): string {
+  const said = metadata.get('general.name');
+  if (said?.type === 'string' && typeof said.value === 'string' && said.value !== '') return said.value;
+  return folder?.config === undefined ? name : (folder.name.split(/[/\\]/).findLast((part) => part !== '') ?? name);
 }
 
 function printable(plan: Plan): PrintablePlan {

@@ -17,6 +17,8 @@ export interface ReadModel {
   readonly weights: Weights;
   /** What the weights' parts are ranges of. */
   readonly sources: readonly ByteSource[];
+  /** Values in all of the file's tensors, used or not. */
+  readonly parameters: number;
   /** Keys and tensors that are not used, each with the reason. */
   readonly ignored: readonly Ignored[];
 }
@@ -53,7 +55,19 @@ export function readModel(file: ModelFile, options: ReadModelOptions = {}): Read
   const byRequest = left
     .filter((name) => asked.has(name))
     .map((name) => ({ name, reason: 'unknown; ignored by request' }));
-  return { spec, weights, sources: named.file.sources, ignored: [...ignored, ...byRequest] };
+  return {
+    spec,
+    weights,
+    sources: named.file.sources,
+    parameters: parametersOf(named.file),
+    ignored: [...ignored, ...byRequest],
+  };
+}
+
+function parametersOf({ tensors }: ModelFile): number {
+  let parameters = 0;
+  for (const { shape } of tensors.values()) parameters += shape.reduce((product, length) => product * length, 1);
+  return parameters;
 }
 
 /** An id without an embedding, or an embedding without a token, means that tokenizer and weights are not of one model. */
