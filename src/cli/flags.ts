@@ -10,7 +10,7 @@ export const flags = {
     short: 'm',
     kind: 'text',
     value: 'FILE',
-    about: 'a GGUF file or its http(s) address (default: the bundled one)',
+    about: 'a GGUF file, the folder of a safetensors model, or its http(s) address (default: the bundled one)',
   },
   synthetic: {
     kind: 'text',

@@ -1,6 +1,7 @@
 /** What `conclave inspect` prints for a person: tables of what was read. Everything from the file is made printable first. */
 
 import type { ConclaveError, ErrorData } from '../errors.ts';
+import { isJsonObject, type JsonObject, type JsonValue } from '../format/json.ts';
 import type { MetadataScalar, MetadataValue, TensorInfo } from '../format/model-file.ts';
 import type { Ignored } from '../model/family-reader.ts';
 import type { Activation, AttentionSpec, LayerSpec, ModelSpec } from '../model/spec.ts';
@@ -20,6 +21,8 @@ export interface Inspection {
   readonly version: number;
   readonly sources: readonly { readonly name: string; readonly bytes: number }[];
   readonly metadata: Readonly<Record<string, MetadataValue>>;
+  /** `config.json`, of a safetensors folder. */
+  readonly config?: JsonObject;
   readonly tensors: readonly TensorInfo[];
   readonly formats: readonly {
     readonly format: string;
@@ -48,6 +51,7 @@ export function describeInspection(inspection: Inspection): string {
     '',
     `metadata: ${showPlural(keys.length, 'key')}`,
     ...indent(columns(keys.map(([key, value]) => [printableName(key), typeOf(value), showValue(value)]))),
+    ...(inspection.config === undefined ? [] : configLines(inspection.config)),
     '',
     `tensors: ${showCount(tensors.length)}`,
     ...indent(columns(tensors.map(tensorRow), [3])),
@@ -98,6 +102,24 @@ function showScalar(value: MetadataScalar, most: number): string {
   if (typeof value === 'string') return quoted(value, most);
   // An f32 has about seven digits; the rest that a double prints is noise.
   return typeof value === 'number' && !Number.isInteger(value) ? `${Number(value.toPrecision(7))}` : `${value}`;
+}
+
+function configLines(config: JsonObject): string[] {
+  const rows = leavesOf(config, '').map(([name, value]) => [printableName(name), quotedJson(value)]);
+  return ['', `config.json: ${showPlural(rows.length, 'key')}`, ...indent(columns(rows))];
+}
+
+/** Keys with what stands under them; those of nested objects have a dot. */
+function leavesOf(value: JsonObject, path: string): [string, JsonValue][] {
+  return Object.entries(value).flatMap(([name, found]): [string, JsonValue][] =>
+    isJsonObject(found) ? leavesOf(found, `${path}${name}.`) : [[`${path}${name}`, found]],
+  );
+}
+
+function quotedJson(value: JsonValue): string {
+  if (typeof value === 'string') return quoted(value, 60);
+  const text = printable(JSON.stringify(value));
+  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
 }
 
 function tensorRow({ name, format, shape, bytes }: TensorInfo): string[] {

@@ -15,14 +15,14 @@ import type { DeviceName, Plan, PlanOptions } from '../plan/plan.ts';
 import { checkRoutingUse, routedModel } from '../plan/routing.ts';
 import { readSpeculation } from '../plan/speculation.ts';
 import { type Platform, platform } from '../platform/index.ts';
-import { readTokenizer, type Tokenizer } from '../tokenizer/index.ts';
+import { type Tokenizer, tokenizerOf } from '../tokenizer/index.ts';
 import { type BootedEngine, bootEngine, EngineClient } from './engine-client.ts';
 import { startOrFallBack } from './fallback.ts';
-import { type FileSampling, readFileSampling } from './file-defaults.ts';
+import { type FileSampling, samplingOf } from './file-defaults.ts';
 import { LoadedModel } from './model.ts';
 import { checkLoadOptions, checkThreads } from './options.ts';
 import { draftModel, draftOptions } from './speculate/draft-plan.ts';
-import { checkSameVocabulary } from './speculate/vocabulary.ts';
+import { checkSameVocabulary, type NamedTokenizer } from './speculate/vocabulary.ts';
 import { chatTemplates } from './templates.ts';
 import type { LoadOptions, Model, ModelInfo, PrintablePlan } from './types.ts';
 
@@ -100,8 +100,8 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
     const { model, graph, sampling } = opened;
     file = opened.file;
     draftFile = draft?.file;
-    const sources = [...file.sources, ...(draftFile?.sources ?? [])];
-    const firstSource = file.sources.length;
+    const sources = [...model.sources, ...(draft?.model.sources ?? [])];
+    const firstSource = model.sources.length;
     signal?.throwIfAborted();
     let starts = 0;
     const start = async (made: Plan) => {
@@ -130,7 +130,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
     starting.catch(() => {});
     let tokenizer: Tokenizer;
     try {
-      tokenizer = readTokenizer(file.metadata, file.name);
+      tokenizer = tokenizerOf(file, model.spec.vocabulary);
     } catch (error) {
       abandoned.abort(error);
       await starting.catch(() => {});
@@ -172,7 +172,7 @@ export async function planModel(
   const { opened, draft } = await openAll(place, source, options);
   const { file, model, plan } = opened;
   try {
-    readTokenizer(file.metadata, file.name);
+    tokenizerOf(file, model.spec.vocabulary);
   } finally {
     await Promise.all([file.close(), draft?.file.close()]);
   }
@@ -220,7 +220,7 @@ async function openAll(
     const model = { name, architecture, bytes: draft.plan.bytes.total };
     const opened = await open(place, source, options, { onOpened, speculation: { source: 'draft', drafts, model } });
     try {
-      checkSameVocabulary(opened.file, draft.file);
+      checkSameVocabulary(vocabularyOf(opened), vocabularyOf(draft));
     } catch (error) {
       await opened.file.close();
       throw error;
@@ -230,6 +230,10 @@ async function openAll(
     await draft.file.close();
     throw error;
   }
+}
+
+function vocabularyOf({ file, model }: Opened): NamedTokenizer {
+  return { name: file.name, tokenizer: tokenizerOf(file, model.spec.vocabulary) };
 }
 
 /** @param more.onOpened called once there is a file to read */
@@ -250,9 +254,8 @@ async function open(
     throw error;
   }
   try {
-    const { metadata, name } = file;
     const model = readModel(file, { ignoreKeys: options.ignoreKeys, mtp: speculation?.source === 'mtp' });
-    const sampling = readFileSampling(metadata, name);
+    const sampling = samplingOf(file);
     const graph = buildGraph(model.spec);
     // What drafts takes its memory from the same.
     const taken = speculation?.model?.bytes ?? 0;
@@ -287,17 +290,21 @@ async function open(
   }
 }
 
-function describe(file: ModelFile, { spec }: ReadModel, plan: Plan): ModelInfo {
-  const name = file.metadata.get('general.name');
-  let parameters = 0;
-  for (const { shape } of file.tensors.values()) parameters += shape.reduce((product, length) => product * length, 1);
+function describe(file: ModelFile, { spec, parameters }: ReadModel, plan: Plan): ModelInfo {
   return {
-    name: name?.type === 'string' && typeof name.value === 'string' && name.value !== '' ? name.value : file.name,
+    name: nameOf(file),
     architecture: spec.architecture,
     parameters,
     context: plan.context,
     vocabulary: spec.vocabulary,
   };
+}
+
+/** What the file calls its model; else what the file is called, and of a folder, the folder. */
+function nameOf({ metadata, name, folder }: ModelFile): string {
+  const said = metadata.get('general.name');
+  if (said?.type === 'string' && typeof said.value === 'string' && said.value !== '') return said.value;
+  return folder?.config === undefined ? name : (folder.name.split(/[/\\]/).findLast((part) => part !== '') ?? name);
 }
 
 function printable(plan: Plan): PrintablePlan {

@@ -347,11 +347,3 @@ test('a vocabulary that is not the embedding’s is named with both numbers', as
     /token_embd\.weight is missing/,
   );
 });
-
-test('a sound safetensors model is refused by name: it is no damaged GGUF', async () => {
-  const file: ModelFile = { ...(await header('llama')), container: 'safetensors', metadata: new Map() };
-  assert.throws(
-    () => readModel(file),
-    (error: unknown) => error instanceof Refusal && /safetensors is not supported yet; .*GGUF/.test(error.message),
-  );
-});

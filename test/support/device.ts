@@ -70,10 +70,10 @@ export function backendOf({ device }: Pick<Plan, 'device'>): Backend {
 export async function openDevice(path: string, options: DeviceOptions, gpu?: Gpu): Promise<DeviceModel> {
   const file: ModelFile = await openModelFile(await nodeModelSource(path));
   try {
-    const { spec, weights } = readModel(file, { mtp: options.mtp });
+    const { spec, weights, sources } = readModel(file, { mtp: options.mtp });
     const graph = buildGraph(spec);
     const plan = planFor({ spec, graph, weights }, options);
-    const request = { plan, programs: programsOf(plan), spec, graph, weights, sources: file.sources };
+    const request = { plan, programs: programsOf(plan), spec, graph, weights, sources };
     const executable = await prepareParts(request, (device) =>
       device === 'gpu' ? gpuBackend({ gpu }) : backendOf({ device }),
     );

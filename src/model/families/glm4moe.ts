@@ -6,9 +6,11 @@
 
 import type { Family } from '../family.ts';
 import { MOST } from '../family-reader.ts';
+import { silu } from '../hugging-face/dialect.ts';
 import type { LayerSpec } from '../spec.ts';
 import {
   biasAsInFile,
+  checkConfig,
   readAttention,
   readBlockCount,
   readDense,
@@ -22,6 +24,23 @@ import { readLayersAhead } from './nextn.ts';
 
 export const glm4moe: Family = {
   architecture: 'glm4moe',
+
+  dialects: [
+    {
+      modelType: 'glm4_moe',
+      fixed: silu,
+      needed: ['head_dim'],
+      tensors: {
+        'model.layers.N.post_attention_layernorm': 'blk.N.post_attention_norm',
+        'model.layers.N.eh_proj': 'blk.N.nextn.eh_proj',
+        'model.layers.N.enorm': 'blk.N.nextn.enorm',
+        'model.layers.N.hnorm': 'blk.N.nextn.hnorm',
+        'model.layers.N.embed_tokens': 'blk.N.nextn.embed_tokens',
+        'model.layers.N.shared_head.norm': 'blk.N.nextn.shared_head_norm',
+        'model.layers.N.shared_head.head': 'blk.N.nextn.shared_head_head',
+      },
+    },
+  ],
 
   read(reader) {
     const stem = readStem(reader);
@@ -42,6 +61,7 @@ export const glm4moe: Family = {
     const shared = readSharedCount(reader, inner);
     const dense = reader.count('leading_dense_block_count', { min: 0, max: blocks });
     const denseInner = reader.count('feed_forward_length', { min: 1, max: MOST });
+    checkConfig(reader, 'use_qk_norm', 'blk.0.attn_q_norm.weight');
     // Published with and without (GLM-4.5 has query and key norms, GLM-4.5-Air has none); GGUF has no key for it.
     const qkNorm = reader.hasTensor('blk.0.attn_q_norm.weight')
       ? ({ over: 'head', epsilon: stem.norm.epsilon } as const)
