@@ -3,7 +3,7 @@
 
 import { accumulate, accumulateScaled, joinDigits, signedSum } from './dot';
 import {
-  dotPairs, F16_BIAS, F16_BITS, F16_EXPONENT, F16_LEAST, F16_MAGNITUDE, F16_SCALE, F16_TINY, HIGH_PAIR, INT16_BLOCK, lane0,
+  dotPairs, F16_BIAS, F16_BITS, F16_EXPONENT, F16_KNEE, F16_MAGNITUDE, F16_SCALE, F16_TINY, HIGH_PAIR, INT16_BLOCK, lane0,
   lane1, lane2, lane3, loadF16Lanes, loadF16Short, NIBBLE, widen,
 } from './lanes';
 import { minimumsHigh, minimumsLow, scalesHigh, scalesLow } from './tiles/q4_k';
@@ -38,16 +38,16 @@ export function stepQ4K(weight: usize, groups: i32, groupBytes: usize, tiles: i3
   const blocks = tiles >> 3;
   const mask = i8x16.splat(<i8>NIBBLE);
   const magnitude = i32x4.splat(F16_MAGNITUDE);
-  const least = i32x4.splat(F16_LEAST);
   const bias = i32x4.splat(F16_BIAS);
+  const knee = f32x4.splat(F16_KNEE);
   const tiny = f32x4.splat(F16_TINY);
   for (let group = 0; group < groups; group++) {
     let from = weight + <usize>group * groupBytes;
     let at = x;
     let sum = f32x4.splat(0);
     for (let block = 0; block < blocks; block++) {
-      const d = loadF16Lanes(from, magnitude, least, bias, tiny);
-      const minimum = f32x4.neg(loadF16Lanes(from + 8, magnitude, least, bias, tiny));
+      const d = loadF16Lanes(from, magnitude, bias, knee, tiny);
+      const minimum = f32x4.neg(loadF16Lanes(from + 8, magnitude, bias, knee, tiny));
       let scales = scalesLow(from);
       let minimums = minimumsLow(from);
       sum = q4Pair(from + 64, at, sum, d, minimum, scales, minimums, 0, mask);
@@ -153,8 +153,8 @@ export function stepQ6K(weight: usize, groups: i32, groupBytes: usize, tiles: i3
   const blocks = tiles >> 3;
   const mask = i8x16.splat(<i8>NIBBLE);
   const magnitude = i32x4.splat(F16_MAGNITUDE);
-  const least = i32x4.splat(F16_LEAST);
   const bias = i32x4.splat(F16_BIAS);
+  const knee = f32x4.splat(F16_KNEE);
   const tiny = f32x4.splat(F16_TINY);
   const pair = i8x16.splat(<i8>HIGH_PAIR);
   for (let group = 0; group < groups; group++) {
@@ -162,7 +162,7 @@ export function stepQ6K(weight: usize, groups: i32, groupBytes: usize, tiles: i3
     let at = x;
     let sum = f32x4.splat(0);
     for (let block = 0; block < blocks; block++) {
-      const d = loadF16Lanes(from + 832, magnitude, least, bias, tiny);
+      const d = loadF16Lanes(from + 832, magnitude, bias, knee, tiny);
       sum = q6Half(from, from + 512, from + 768, d, at, sum, mask, pair);
       sum = q6Half(from + 256, from + 640, from + 800, d, at + 192, sum, mask, pair);
       from += 840;
