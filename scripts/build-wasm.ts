@@ -17,6 +17,21 @@ const variants = [
   { file: 'conclave-simd.wasm', features: ['simd', 'threads'] },
 ];
 
+/**
+ * Binaryen's usual passes move a kernel's expressions to where they are used, and V8 keeps the order it is given: it then
+ * writes to memory what no longer fits into registers. These passes keep the order of the source.
+ */
+const PASSES = [
+  'simplify-globals',
+  'inlining',
+  'merge-blocks',
+  'vacuum',
+  'simplify-locals-notee-nostructure',
+  'vacuum',
+  'coalesce-locals',
+  'reorder-locals',
+];
+
 const DATA_SECTION = 11;
 const newest = Math.max(
   statSync(fileURLToPath(import.meta.url)).mtimeMs,
@@ -40,7 +55,9 @@ for (const { file, features } of variants) {
       '--runtime',
       'stub',
       '--noAssert',
-      '-O3',
+      '-O0',
+      '--runPasses',
+      PASSES.join(','),
       '--importMemory',
       '--sharedMemory',
       '--initialMemory',
