@@ -174,4 +174,8 @@ export function silu4(x: v128): v128 {
 
 /** Bytes of 32 encoded activations; see `activations.ts`. */
 export const INT8_BLOCK: usize = 48;
+/** In such a block: d, d·Σ, and the sums of its halves. */
+export const FACTOR: usize = 32;
+export const FACTOR_SUM: usize = 36;
+export const HALF_SUMS: usize = 40;
 export const INT16_BLOCK: usize = 80;

@@ -2,7 +2,7 @@
 // twice the value plus 12; weight = scale/2 · (q - 12). The scale's sign bit means nothing; 0x7f is NaN.
 
 import { e2m1 } from './mxfp4';
-import { byteOfLane, high4, low4, OFFSET, OFFSET_SECOND, SCALE, SCALE_SECOND, TILE } from './tile';
+import { byteOfLane, high4, low4, SCALE, SCALE_SECOND, TILE, ZERO } from './tile';
 
 export const BYTES: usize = 144;
 
@@ -28,12 +28,9 @@ export function decode(group: usize, tile: usize): void {
         v128.store(to + i, e2m1(high4(nibbles)), 32);
       }
     }
-    const first = halfScale(byteOfLane(scales, block << 1));
-    const second = halfScale(byteOfLane(scales, (block << 1) + 1));
-    v128.store(tile, first, SCALE);
-    v128.store(tile, f32x4.mul(first, f32x4.splat(-12)), OFFSET);
-    v128.store(tile, second, SCALE_SECOND);
-    v128.store(tile, f32x4.mul(second, f32x4.splat(-12)), OFFSET_SECOND);
+    v128.store(tile, halfScale(byteOfLane(scales, block << 1)), SCALE);
+    v128.store(tile, halfScale(byteOfLane(scales, (block << 1) + 1)), SCALE_SECOND);
+    v128.store(tile, i16x8.splat(12), ZERO);
     tile += TILE;
   }
 }
