@@ -18,17 +18,6 @@ export function lane0(v: v128): v128 {
 export function lane1(v: v128): v128 {
   return i32x4.shuffle(v, v, 1, 1, 1, 1);
 }
-// @ts-ignore: decorator
-@inline
-export function lane2(v: v128): v128 {
-  return i32x4.shuffle(v, v, 2, 2, 2, 2);
-}
-// @ts-ignore: decorator
-@inline
-export function lane3(v: v128): v128 {
-  return i32x4.shuffle(v, v, 3, 3, 3, 3);
-}
-
 /**
  * Sixteen products, added in adjacent pairs: eight i16. `a` holds signed bytes of -127…127, `w` bytes of 0…127, so no sum
  * saturates, and the relaxed instruction means the same everywhere.

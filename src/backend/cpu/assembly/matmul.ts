@@ -3,7 +3,6 @@
 import { isDirect, matmulDirect } from './direct/index';
 import { blockOf, dotTile } from './dot';
 import { INT16_BLOCK, INT8_BLOCK } from './lanes';
-import { stepQ4_1, stepQ8_0 } from './step';
 import { blockBytes, decodeTiles, kindOf, tilesOf } from './tiles/index';
 import { TILE } from './tiles/tile';
 
@@ -21,12 +20,6 @@ export function matmul(
   const groupBytes = (<usize>tiles / <usize>tilesOf(format)) * blockBytes(format);
   if (isDirect(format)) {
     return matmulDirect(format, weight, columns, groups, groupBytes, x, xStride, xIndex, rows, out, outStride, outIndex);
-  }
-  if (rows == 1) {
-    const row = xIndex ? x + <usize>load<u32>(xIndex) * xStride : x;
-    const to = outIndex ? out + <usize>load<u32>(outIndex) * outStride : out;
-    if (format == 1) return stepQ4_1(weight, groups, groupBytes, tiles, row, to);
-    if (format == 4) return stepQ8_0(weight, groups, groupBytes, tiles, row, to);
   }
   const sums = scratch + 8 * TILE;
   const kind = kindOf(format);

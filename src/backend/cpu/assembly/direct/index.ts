@@ -1,13 +1,15 @@
 // Which formats have a direct kernel, and how their groups and rows are shared out to it.
 
 import { tilesOf } from '../tiles/index';
+import { multiplyQ4_1 } from './q4_1';
 import { multiplyQ4K } from './q4_k';
 import { multiplyQ6K } from './q6_k';
+import { multiplyQ8_0 } from './q8_0';
 
 // @ts-ignore: decorator
 @inline
 export function isDirect(format: i32): bool {
-  return format == 7 || format == 9;
+  return format == 1 || format == 4 || format == 7 || format == 9;
 }
 
 // @ts-ignore: decorator
@@ -54,9 +56,20 @@ function multiply<Rows>(
   if (format == 7 && sizeof<Rows>() < 4) {
     return multiplyQ4K<Rows>(a, b, blocks, x0, x1, x0, x1, out0, out1, out0 + next, out1 + next);
   }
-  if (format == 7) multiplyQ4K<Rows>(a, a, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
-  else multiplyQ6K<Rows>(a, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
-  if (next == 0) return;
-  if (format == 7) multiplyQ4K<Rows>(b, b, blocks, x0, x1, x2, x3, out0 + next, out1 + next, out2 + next, out3 + next);
-  else multiplyQ6K<Rows>(b, blocks, x0, x1, x2, x3, out0 + next, out1 + next, out2 + next, out3 + next);
+  multiplyGroup<Rows>(format, a, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
+  if (next) multiplyGroup<Rows>(format, b, blocks, x0, x1, x2, x3, out0 + next, out1 + next, out2 + next, out3 + next);
+}
+
+// @ts-ignore: decorator
+@inline
+function multiplyGroup<Rows>(
+  format: i32, group: usize, blocks: i32, x0: usize, x1: usize, x2: usize, x3: usize,
+  out0: usize, out1: usize, out2: usize, out3: usize,
+): void {
+  switch (format) {
+    case 1: return multiplyQ4_1<Rows>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
+    case 4: return multiplyQ8_0<Rows>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
+    case 7: return multiplyQ4K<Rows>(group, group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
+    default: multiplyQ6K<Rows>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
+  }
 }
