@@ -2,10 +2,10 @@
  * What single experts cost on the CPU's pool, in Qwen3-30B-A3B's shape, their weights out of memory: one row with all of its
  * experts, and rows that share one:
  *
- *     node bench/experts-cpu.ts [--threads 1,2,4,8,12,16] [--layers 6] [--plain]
+ *     node bench/experts-cpu.ts [--threads 1,2,4,8,12,16] [--layers 6] [--build dot|relaxed|simd]
  *
- * Where there are several threads one of them starts the others' work and takes no part in it. `--plain` does without relaxed
- * SIMD. A layer's experts are 340 MB, and none comes again before all others have been used. What fits a machine without this
+ * Where there are several threads one of them starts the others' work and takes no part in it. `--build` takes
+ * other kernels than the machine would by itself. A layer's experts are 340 MB, and none comes again before all others have been used. What fits a machine without this
  * checkout: `npx esbuild bench/experts-cpu.ts --bundle --platform=node --format=esm --external:webgpu`, beside the package's
  * `dist` (its workers and kernels are found from there).
  */
@@ -29,11 +29,16 @@ const HIDDEN = 2048;
 const CALLS = 96;
 
 const { values: flags } = parseArgs({
-  options: { threads: { type: 'string' }, layers: { type: 'string' }, plain: { type: 'boolean' } },
+  options: { threads: { type: 'string' }, layers: { type: 'string' }, build: { type: 'string' } },
 });
 const counts = (flags.threads ?? '1,2,4,8,12,16').split(',').map(Number);
 const layers = Array.from({ length: Number(flags.layers ?? 6) }, (_, layer) => layer);
-const features = new Set([...detectFeatures()].filter((name) => !flags.plain || name !== 'relaxed-simd'));
+const builds: Readonly<Record<string, readonly string[]>> = {
+  dot: ['simd', 'threads', 'relaxed-simd', 'relaxed-dot'],
+  relaxed: ['simd', 'threads', 'relaxed-simd'],
+  simd: ['simd', 'threads'],
+};
+const features = new Set(flags.build === undefined ? detectFeatures() : builds[flags.build]);
 
 const file = await openModelFile(syntheticModel('qwen3-30b-a3b-6l'));
 const { spec, weights: all } = readModel(file);

@@ -24,6 +24,7 @@ import {
 import {
   checkRows,
   checkSameBits,
+  DOT,
   near,
   nearByKind,
   PLAIN,
@@ -123,6 +124,7 @@ describe('linear', () => {
         });
         if (cpuFormat(format)?.kind === 'block') checkRounded(tiny, format, columns, values);
         await checkSameBits(tiny, values, { features: PLAIN }, `${what}, plain SIMD`);
+        await checkSameBits(tiny, values, { features: DOT }, `${what}, products with a sum`);
         await checkSameBits(tiny, values, { features: RELAXED, arenaBytes: SMALL_ARENAS }, `${what}, arenas of 64 KiB`);
       });
     }
@@ -151,7 +153,7 @@ describe('linear, at the ends of the integers that it sums up', () => {
         return executable.value?.('y') as Float32Array;
       };
       const expected = await onReference(tiny, {}, of);
-      for (const features of [RELAXED, PLAIN]) {
+      for (const features of [DOT, RELAXED, PLAIN]) {
         const found = await onCpu(tiny, { features }, of);
         near(found, expected, EXACT_TOLERANCE, `${id}, ${[...features].join(' ')}`);
       }

@@ -7,7 +7,7 @@
 // i16: halves with a scale each and a zero, which is taken off each byte; u32: signed bytes times words; u64 and i64: as u8
 // and i8, times digits.
 
-import { dotPairs, FACTOR, HALF_SUMS, INT16_BLOCK, INT8_BLOCK, lane0, lane1, widen } from './lanes';
+import { dotPairs, dotSum, FACTOR, HALF_SUMS, INT16_BLOCK, INT8_BLOCK, lane0, lane1, widen } from './lanes';
 import { OFFSET, OFFSET_SECOND, SCALE, SCALE_SECOND, ZERO } from './tiles/tile';
 
 /** Exact Σ q·a of 16 columns in i16: activation bytes at `a`, four columns of four rows each in w0 … w3. */
@@ -18,6 +18,16 @@ function quarterSum(a: usize, w0: v128, w1: v128, w2: v128, w3: v128): v128 {
     i16x8.add(dotPairs(v128.load32_splat(a), w0), dotPairs(v128.load32_splat(a, 4), w1)),
     i16x8.add(dotPairs(v128.load32_splat(a, 8), w2), dotPairs(v128.load32_splat(a, 12), w3)),
   );
+}
+
+/** sum + the same in i32, for the build `DOT_SUM`. */
+// @ts-ignore: decorator
+@inline
+function addQuarter(sum: v128, a: usize, w: usize): v128 {
+  sum = dotSum(sum, v128.load32_splat(a), v128.load(w));
+  sum = dotSum(sum, v128.load32_splat(a, 4), v128.load(w, 16));
+  sum = dotSum(sum, v128.load32_splat(a, 8), v128.load(w, 32));
+  return dotSum(sum, v128.load32_splat(a, 12), v128.load(w, 48));
 }
 
 /** Exact Σ q·a over 32 columns of signed bytes and 32 words, in i32. */
@@ -44,6 +54,7 @@ export function signedSum(w: usize, x: usize): v128 {
 // @ts-ignore: decorator
 @inline
 function halfSum(tile: usize, x: usize, half: usize): v128 {
+  if (DOT_SUM) return addQuarter(i32x4.splat(0), x + (half << 4), tile + (half << 6));
   return widen(halfPairs(tile, x, half));
 }
 
@@ -59,14 +70,17 @@ function halfPairs(tile: usize, x: usize, half: usize): v128 {
 // @ts-ignore: decorator
 @inline
 function signedHalfSum(tile: usize, x: usize, half: usize): v128 {
-  const zeros = i16x8.mul(v128.load32_splat(x + (half << 2), HALF_SUMS), v128.load(tile, ZERO));
-  return widen(i16x8.sub(halfPairs(tile, x, half), zeros));
+  const sums = v128.load32_splat(x + (half << 2), HALF_SUMS);
+  const zero = v128.load(tile, ZERO);
+  if (DOT_SUM) return i32x4.sub(halfSum(tile, x, half), i32x4.dot_i16x8_s(sums, zero));
+  return widen(i16x8.sub(halfPairs(tile, x, half), i16x8.mul(sums, zero)));
 }
 
 /** Exact Σ q·a over 32 columns and bytes of activations. */
 // @ts-ignore: decorator
 @inline
 function wholeSum<Kind>(tile: usize, x: usize): v128 {
+  if (DOT_SUM) return addQuarter(addQuarter(i32x4.splat(0), x, tile), x + 16, tile + 64);
   if (isSigned<Kind>()) return i32x4.add(halfSum(tile, x, 0), halfSum(tile, x, 1));
   return widen(i16x8.add(
     quarterSum(x, v128.load(tile), v128.load(tile, 16), v128.load(tile, 32), v128.load(tile, 48)),

@@ -3,14 +3,15 @@
 import { accumulate, joinDigits } from '../dot';
 import { F16_BITS, F16_EXPONENT, F16_SCALE, INT16_BLOCK, loadF16Short, NIBBLE, widen } from '../lanes';
 import { BYTES } from '../tiles/q4_1';
-import { rowsOf, sum8 } from './cells';
+import { add8, rowsOf, sum8 } from './cells';
 
 /** Σ q·x over 32 digits of x, bytes of the first 16 columns in l, of the others in h. */
 // @ts-ignore: decorator
 @inline
 function sum32(x: usize, l0: v128, l1: v128, l2: v128, l3: v128, h0: v128, h1: v128, h2: v128, h3: v128): v128 {
-  const low = i16x8.add(sum8(x, l0, l1), sum8(x + 8, l2, l3));
-  return widen(i16x8.add(low, i16x8.add(sum8(x + 16, h0, h1), sum8(x + 24, h2, h3))));
+  const low = add8(sum8(x, l0, l1), x + 8, l2, l3);
+  const dot = add8(add8(low, x + 16, h0, h1), x + 24, h2, h3);
+  return DOT_SUM ? dot : widen(dot);
 }
 
 export function multiplyQ4_1<Rows>(

@@ -4,7 +4,7 @@
 import { F16_BIAS, F16_KNEE, F16_MAGNITUDE, F16_TINY, FACTOR_SUM, HIGH_PAIR, INT8_BLOCK, loadF16Lanes, NIBBLE } from '../lanes';
 import { BYTES, minimumsHigh, minimumsLow, scalesHigh, scalesLow } from '../tiles/q4_k';
 import { byteOfLane } from '../tiles/tile';
-import { addScaled, asWords, pick, rowsOf, sum8 } from './cells';
+import { add8, addScaled, rowsOf, sum8, unsignedNumbers, unsignedScale } from './cells';
 
 /**
  * One row or two are multiplied with two groups, `a` and `b`: what is loaded of a row serves both, and four cells are as many
@@ -27,12 +27,22 @@ function hasFourth<Rows>(): bool {
 function low(x: usize, w0: v128, w1: v128, nibble: v128): v128 {
   return sum8(x, v128.and(w0, nibble), v128.and(w1, nibble));
 }
+// @ts-ignore: decorator
+@inline
+function addLow(dot: v128, x: usize, w0: v128, w1: v128, nibble: v128): v128 {
+  return add8(dot, x, v128.and(w0, nibble), v128.and(w1, nibble));
+}
 
 /** The same of the high nibbles, which belong to the next block. */
 // @ts-ignore: decorator
 @inline
 function high(x: usize, w0: v128, w1: v128, nibble: v128): v128 {
   return low(x + INT8_BLOCK, i16x8.shr_u(w0, 4), i16x8.shr_u(w1, 4), nibble);
+}
+// @ts-ignore: decorator
+@inline
+function addHigh(dot: v128, x: usize, w0: v128, w1: v128, nibble: v128): v128 {
+  return addLow(dot, x + INT8_BLOCK, i16x8.shr_u(w0, 4), i16x8.shr_u(w1, 4), nibble);
 }
 
 /** sum + Σ minimum·a·Σx of two blocks. */
@@ -61,8 +71,8 @@ export function multiplyQ4K<Rows>(
   const bias = i32x4.splat(F16_BIAS);
   const knee = f32x4.splat(F16_KNEE);
   const tiny = f32x4.splat(F16_TINY);
-  const first = asWords(0);
-  const second = asWords(1);
+  const first = unsignedNumbers(0);
+  const second = unsignedNumbers(1);
   const zero = f32x4.splat(0);
   let sum0 = zero, sum1 = zero, sum2 = zero, sum3 = zero;
   for (let block = 0; block < blocks; block++) {
@@ -90,38 +100,38 @@ export function multiplyQ4K<Rows>(
 
         v0 = v128.load(at, 32), v1 = v128.load(at, 48);
         w0 = twoGroups<Rows>() ? v128.load(bt, 32) : v0, w1 = twoGroups<Rows>() ? v128.load(bt, 48) : v1;
-        l0 = i16x8.add(l0, low(x0 + 8, v0, v1, nibble));
-        if (rowsOf<Rows>() > 1) l1 = i16x8.add(l1, low(x1 + 8, v0, v1, nibble));
-        l2 = i16x8.add(l2, low(y2 + 8, w0, w1, nibble));
-        if (hasFourth<Rows>()) l3 = i16x8.add(l3, low(y3 + 8, w0, w1, nibble));
-        h0 = i16x8.add(h0, high(x0 + 8, v0, v1, nibble));
-        if (rowsOf<Rows>() > 1) h1 = i16x8.add(h1, high(x1 + 8, v0, v1, nibble));
-        h2 = i16x8.add(h2, high(y2 + 8, w0, w1, nibble));
-        if (hasFourth<Rows>()) h3 = i16x8.add(h3, high(y3 + 8, w0, w1, nibble));
+        l0 = addLow(l0, x0 + 8, v0, v1, nibble);
+        if (rowsOf<Rows>() > 1) l1 = addLow(l1, x1 + 8, v0, v1, nibble);
+        l2 = addLow(l2, y2 + 8, w0, w1, nibble);
+        if (hasFourth<Rows>()) l3 = addLow(l3, y3 + 8, w0, w1, nibble);
+        h0 = addHigh(h0, x0 + 8, v0, v1, nibble);
+        if (rowsOf<Rows>() > 1) h1 = addHigh(h1, x1 + 8, v0, v1, nibble);
+        h2 = addHigh(h2, y2 + 8, w0, w1, nibble);
+        if (hasFourth<Rows>()) h3 = addHigh(h3, y3 + 8, w0, w1, nibble);
 
         v0 = v128.load(at, 64), v1 = v128.load(at, 80);
         w0 = twoGroups<Rows>() ? v128.load(bt, 64) : v0, w1 = twoGroups<Rows>() ? v128.load(bt, 80) : v1;
-        l0 = i16x8.add(l0, low(x0 + 16, v0, v1, nibble));
-        if (rowsOf<Rows>() > 1) l1 = i16x8.add(l1, low(x1 + 16, v0, v1, nibble));
-        l2 = i16x8.add(l2, low(y2 + 16, w0, w1, nibble));
-        if (hasFourth<Rows>()) l3 = i16x8.add(l3, low(y3 + 16, w0, w1, nibble));
-        h0 = i16x8.add(h0, high(x0 + 16, v0, v1, nibble));
-        if (rowsOf<Rows>() > 1) h1 = i16x8.add(h1, high(x1 + 16, v0, v1, nibble));
-        h2 = i16x8.add(h2, high(y2 + 16, w0, w1, nibble));
-        if (hasFourth<Rows>()) h3 = i16x8.add(h3, high(y3 + 16, w0, w1, nibble));
+        l0 = addLow(l0, x0 + 16, v0, v1, nibble);
+        if (rowsOf<Rows>() > 1) l1 = addLow(l1, x1 + 16, v0, v1, nibble);
+        l2 = addLow(l2, y2 + 16, w0, w1, nibble);
+        if (hasFourth<Rows>()) l3 = addLow(l3, y3 + 16, w0, w1, nibble);
+        h0 = addHigh(h0, x0 + 16, v0, v1, nibble);
+        if (rowsOf<Rows>() > 1) h1 = addHigh(h1, x1 + 16, v0, v1, nibble);
+        h2 = addHigh(h2, y2 + 16, w0, w1, nibble);
+        if (hasFourth<Rows>()) h3 = addHigh(h3, y3 + 16, w0, w1, nibble);
 
         v0 = v128.load(at, 96), v1 = v128.load(at, 112);
         w0 = twoGroups<Rows>() ? v128.load(bt, 96) : v0, w1 = twoGroups<Rows>() ? v128.load(bt, 112) : v1;
-        l0 = i16x8.add(l0, low(x0 + 24, v0, v1, nibble));
-        if (rowsOf<Rows>() > 1) l1 = i16x8.add(l1, low(x1 + 24, v0, v1, nibble));
-        l2 = i16x8.add(l2, low(y2 + 24, w0, w1, nibble));
-        if (hasFourth<Rows>()) l3 = i16x8.add(l3, low(y3 + 24, w0, w1, nibble));
-        h0 = i16x8.add(h0, high(x0 + 24, v0, v1, nibble));
-        if (rowsOf<Rows>() > 1) h1 = i16x8.add(h1, high(x1 + 24, v0, v1, nibble));
-        h2 = i16x8.add(h2, high(y2 + 24, w0, w1, nibble));
-        if (hasFourth<Rows>()) h3 = i16x8.add(h3, high(y3 + 24, w0, w1, nibble));
+        l0 = addLow(l0, x0 + 24, v0, v1, nibble);
+        if (rowsOf<Rows>() > 1) l1 = addLow(l1, x1 + 24, v0, v1, nibble);
+        l2 = addLow(l2, y2 + 24, w0, w1, nibble);
+        if (hasFourth<Rows>()) l3 = addLow(l3, y3 + 24, w0, w1, nibble);
+        h0 = addHigh(h0, x0 + 24, v0, v1, nibble);
+        if (rowsOf<Rows>() > 1) h1 = addHigh(h1, x1 + 24, v0, v1, nibble);
+        h2 = addHigh(h2, y2 + 24, w0, w1, nibble);
+        if (hasFourth<Rows>()) h3 = addHigh(h3, y3 + 24, w0, w1, nibble);
 
-        let scale = pick(aScales, first), next = pick(aScales, second);
+        let scale = unsignedScale(aScales, first), next = unsignedScale(aScales, second);
         let minimum = f32x4.convert_i32x4_s(byteOfLane(aMinimums, 0)), nextMinimum = f32x4.convert_i32x4_s(byteOfLane(aMinimums, 1));
         s0 = addScaled(addScaled(s0, l0, scale, x0), h0, next, x0 + INT8_BLOCK);
         m0 = addMinimums(m0, minimum, nextMinimum, x0);
@@ -130,7 +140,7 @@ export function multiplyQ4K<Rows>(
           m1 = addMinimums(m1, minimum, nextMinimum, x1);
         }
         if (twoGroups<Rows>()) {
-          scale = pick(bScales, first), next = pick(bScales, second);
+          scale = unsignedScale(bScales, first), next = unsignedScale(bScales, second);
           minimum = f32x4.convert_i32x4_s(byteOfLane(bMinimums, 0)), nextMinimum = f32x4.convert_i32x4_s(byteOfLane(bMinimums, 1));
           bScales = i32x4.shr_u(bScales, 16), bMinimums = i32x4.shr_u(bMinimums, 16);
         }
