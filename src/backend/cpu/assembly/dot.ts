@@ -4,8 +4,8 @@
 //
 // The type parameter names how bytes may be added in i16 before widening (see `kindOf`):
 // u8: to 15, one sum of 32 columns; i8: to 31, two sums of 16; u16: halves of 16 columns with a scale and an offset each, to 31;
-// i16: halves with a scale each and a zero, which is taken off each byte; u32: signed bytes times words; u64 and i64: as u8
-// and i8, times digits.
+// i16: halves with a scale each and a zero, which is taken off each byte; u32: signed bytes times words; u64 and i64: as u8 and
+// i8, times digits.
 
 import { dotPairs, dotSum, FACTOR, HALF_SUMS, INT16_BLOCK, INT8_BLOCK, lane0, lane1, widen } from './lanes';
 import { OFFSET, OFFSET_SECOND, SCALE, SCALE_SECOND, ZERO } from './tiles/tile';

@@ -10,6 +10,13 @@
 export let NIBBLE: i32 = 15;
 export let HIGH_PAIR: i32 = 48;
 
+/** A constant vector as such a value. */
+// @ts-ignore: decorator
+@inline
+export function kept(constant: v128): v128 {
+  return v128.xor(constant, i32x4.splat(NIBBLE ^ 15));
+}
+
 /** One lane of a vector, four times. */
 // @ts-ignore: decorator
 @inline

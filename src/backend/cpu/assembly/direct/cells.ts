@@ -2,7 +2,7 @@
 // a cell being a group of four weight rows times one row of activations: what is decoded once serves every row. Whole numbers
 // are summed up exactly, and a cell's f32 operations are the same in the same order whatever cells are beside it.
 
-import { dotPairs, dotSum, FACTOR } from '../lanes';
+import { dotPairs, dotSum, FACTOR, widen } from '../lanes';
 
 /** How many rows of activations a kernel takes, by its type parameter: u8 one, u16 two, u32 three, u64 four. */
 // @ts-ignore: decorator
@@ -33,6 +33,24 @@ export function add8(dot: v128, x: usize, w0: v128, w1: v128): v128 {
   return i16x8.add(dot, sum8(x, w0, w1));
 }
 
+/**
+ * Σ (q - zero)·x from Σ q·x of a half or of two, and the sums of x there; `zeros` are words. Sums that wrapped round i16 come
+ * right, as long as the difference fits.
+ */
+// @ts-ignore: decorator
+@inline
+export function lessZero(dot: v128, sums: v128, zeros: v128): v128 {
+  if (DOT_SUM) return i32x4.sub(dot, i32x4.dot_i16x8_s(sums, zeros));
+  return i16x8.sub(dot, i16x8.mul(sums, zeros));
+}
+
+/** A dot as f32, one a row. */
+// @ts-ignore: decorator
+@inline
+export function wholeOf(dot: v128): v128 {
+  return f32x4.convert_i32x4_s(DOT_SUM ? dot : widen(dot));
+}
+
 /** sum + a · scale·dot, a being the factor of the activation block `x`. */
 // @ts-ignore: decorator
 @inline
@@ -45,7 +63,9 @@ export function addScaled(sum: v128, dot: v128, scale: v128, x: usize): v128 {
 // @ts-ignore: decorator
 @inline
 export function unsignedNumbers(index: i32): v128 {
-  if (DOT_SUM) return numbered(i8x16(0, -128, -128, -128, 4, -128, -128, -128, 8, -128, -128, -128, 12, -128, -128, -128), index);
+  if (DOT_SUM) {
+    return numbered(i8x16(0, -128, -128, -128, 4, -128, -128, -128, 8, -128, -128, -128, 12, -128, -128, -128), index);
+  }
   return numbered(i8x16(0, -128, 0, -128, 4, -128, 4, -128, 8, -128, 8, -128, 12, -128, 12, -128), index * 0x00010001);
 }
 /** For {@link signedScale}. */
@@ -82,7 +102,7 @@ export function signedScale(lanes: v128, numbers: v128): v128 {
 /** Bytes of `lanes` by their numbers; 0 where a number is negative. */
 // @ts-ignore: decorator
 @inline
-function pick(lanes: v128, numbers: v128): v128 {
+export function pick(lanes: v128, numbers: v128): v128 {
   if (ASC_FEATURE_RELAXED_SIMD) return i8x16.relaxed_swizzle(lanes, numbers);
   return i8x16.swizzle(lanes, numbers);
 }

@@ -1,6 +1,8 @@
 // Which formats have a direct kernel, and how their groups and rows are shared out to it.
 
 import { tilesOf } from '../tiles/index';
+import { multiplyMxfp4 } from './mxfp4';
+import { multiplyNvfp4 } from './nvfp4';
 import { multiplyQ4_1 } from './q4_1';
 import { multiplyQ4K } from './q4_k';
 import { multiplyQ6K } from './q6_k';
@@ -9,7 +11,10 @@ import { multiplyQ8_0 } from './q8_0';
 // @ts-ignore: decorator
 @inline
 export function isDirect(format: i32): bool {
-  return format == 1 || format == 4 || format == 7 || format == 9;
+  switch (format) {
+    case 1: case 4: case 7: case 9: case 12: case 13: return true;
+    default: return false;
+  }
 }
 
 // @ts-ignore: decorator
@@ -70,6 +75,8 @@ function multiplyGroup<Rows>(
     case 1: return multiplyQ4_1<Rows>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
     case 4: return multiplyQ8_0<Rows>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
     case 7: return multiplyQ4K<Rows>(group, group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
-    default: multiplyQ6K<Rows>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
+    case 9: return multiplyQ6K<Rows>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
+    case 12: return multiplyMxfp4<Rows>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
+    default: multiplyNvfp4<Rows>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
   }
 }

@@ -45,6 +45,12 @@ function addHigh(dot: v128, x: usize, w0: v128, w1: v128, nibble: v128): v128 {
   return addLow(dot, x + INT8_BLOCK, i16x8.shr_u(w0, 4), i16x8.shr_u(w1, 4), nibble);
 }
 
+// @ts-ignore: decorator
+@inline
+function minimumOf(lanes: v128, index: i32): v128 {
+  return f32x4.convert_i32x4_s(byteOfLane(lanes, index));
+}
+
 /** sum + Σ minimum·a·Σx of two blocks. */
 // @ts-ignore: decorator
 @inline
@@ -132,7 +138,7 @@ export function multiplyQ4K<Rows>(
         if (hasFourth<Rows>()) h3 = addHigh(h3, y3 + 24, w0, w1, nibble);
 
         let scale = unsignedScale(aScales, first), next = unsignedScale(aScales, second);
-        let minimum = f32x4.convert_i32x4_s(byteOfLane(aMinimums, 0)), nextMinimum = f32x4.convert_i32x4_s(byteOfLane(aMinimums, 1));
+        let minimum = minimumOf(aMinimums, 0), nextMinimum = minimumOf(aMinimums, 1);
         s0 = addScaled(addScaled(s0, l0, scale, x0), h0, next, x0 + INT8_BLOCK);
         m0 = addMinimums(m0, minimum, nextMinimum, x0);
         if (rowsOf<Rows>() > 1) {
@@ -141,7 +147,7 @@ export function multiplyQ4K<Rows>(
         }
         if (twoGroups<Rows>()) {
           scale = unsignedScale(bScales, first), next = unsignedScale(bScales, second);
-          minimum = f32x4.convert_i32x4_s(byteOfLane(bMinimums, 0)), nextMinimum = f32x4.convert_i32x4_s(byteOfLane(bMinimums, 1));
+          minimum = minimumOf(bMinimums, 0), nextMinimum = minimumOf(bMinimums, 1);
           bScales = i32x4.shr_u(bScales, 16), bMinimums = i32x4.shr_u(bMinimums, 16);
         }
         s2 = addScaled(addScaled(s2, l2, scale, y2), h2, next, y2 + INT8_BLOCK);

@@ -1,11 +1,11 @@
-// Q6_K, as `cells.ts` says, one group at a time. A block of 256 columns adds d · Σ a · scale·Σ(q - 32)·x over its sixteen blocks of 16, where a is the
-// activations' factor: what is scaled are whole numbers, below 2^24.
+// Q6_K, as `cells.ts` says, one group at a time. A block of 256 columns adds d · Σ a · scale·Σ(q - 32)·x over sixteen blocks of
+// 16, where a is the activations' factor: what is scaled are whole numbers, below 2^24.
 
 import {
   F16_BIAS, F16_KNEE, F16_MAGNITUDE, F16_TINY, HALF_SUMS, HIGH_PAIR, INT8_BLOCK, loadF16Lanes, NIBBLE,
 } from '../lanes';
 import { BYTES } from '../tiles/q6_k';
-import { add8, addScaled, rowsOf, signedNumbers, signedScale, sum8 } from './cells';
+import { add8, addScaled, lessZero, rowsOf, signedNumbers, signedScale, sum8 } from './cells';
 
 /** Four bits in place, and the two above them. */
 // @ts-ignore: decorator
@@ -23,8 +23,7 @@ function bytes(low: v128, high: v128, nibble: v128, top: v128): v128 {
 function addHalf(sum: v128, x: usize, half: usize, scale: v128, zeros: v128, w0: v128, w1: v128, w2: v128, w3: v128): v128 {
   const at = x + (half << 4);
   const dot = add8(sum8(at, w0, w1), at + 8, w2, w3);
-  const sums = v128.load32_splat(x + (half << 2), HALF_SUMS);
-  const signed = DOT_SUM ? i32x4.sub(dot, i32x4.dot_i16x8_s(sums, zeros)) : i16x8.sub(dot, i16x8.shl(sums, 5));
+  const signed = lessZero(dot, v128.load32_splat(x + (half << 2), HALF_SUMS), zeros);
   return addScaled(sum, signed, scale, x);
 }
 
@@ -52,29 +51,39 @@ export function multiplyQ6K<Rows>(
         const p0 = v128.load(pairs), p1 = v128.load(pairs, 16), p2 = v128.load(pairs, 32), p3 = v128.load(pairs, 48);
         let n0 = v128.load(nibbles), n1 = v128.load(nibbles, 16), n2 = v128.load(nibbles, 32), n3 = v128.load(nibbles, 48);
         let w0: v128, w1: v128, w2: v128, w3: v128, scale: v128;
-        w0 = bytes(n0, i16x8.shl(p0, 4), nibble, top), w1 = bytes(n1, i16x8.shl(p1, 4), nibble, top), w2 = bytes(n2, i16x8.shl(p2, 4), nibble, top), w3 = bytes(n3, i16x8.shl(p3, 4), nibble, top);
+        // Block 0.
+        w0 = bytes(n0, i16x8.shl(p0, 4), nibble, top), w1 = bytes(n1, i16x8.shl(p1, 4), nibble, top);
+        w2 = bytes(n2, i16x8.shl(p2, 4), nibble, top), w3 = bytes(n3, i16x8.shl(p3, 4), nibble, top);
         scale = signedScale(word0, first);
         s0 = addHalf(s0, x0, half, scale, zeros, w0, w1, w2, w3);
         if (rowsOf<Rows>() > 1) s1 = addHalf(s1, x1, half, scale, zeros, w0, w1, w2, w3);
         if (rowsOf<Rows>() > 2) s2 = addHalf(s2, x2, half, scale, zeros, w0, w1, w2, w3);
         if (rowsOf<Rows>() > 3) s3 = addHalf(s3, x3, half, scale, zeros, w0, w1, w2, w3);
 
-        w0 = bytes(i16x8.shr_u(n0, 4), p0, nibble, top), w1 = bytes(i16x8.shr_u(n1, 4), p1, nibble, top), w2 = bytes(i16x8.shr_u(n2, 4), p2, nibble, top), w3 = bytes(i16x8.shr_u(n3, 4), p3, nibble, top);
+        // Block 2, in the same nibbles' other halves.
+        w0 = bytes(i16x8.shr_u(n0, 4), p0, nibble, top), w1 = bytes(i16x8.shr_u(n1, 4), p1, nibble, top);
+        w2 = bytes(i16x8.shr_u(n2, 4), p2, nibble, top), w3 = bytes(i16x8.shr_u(n3, 4), p3, nibble, top);
         scale = signedScale(word1, first);
         s0 = addHalf(s0, x0 + 2 * INT8_BLOCK, half, scale, zeros, w0, w1, w2, w3);
         if (rowsOf<Rows>() > 1) s1 = addHalf(s1, x1 + 2 * INT8_BLOCK, half, scale, zeros, w0, w1, w2, w3);
         if (rowsOf<Rows>() > 2) s2 = addHalf(s2, x2 + 2 * INT8_BLOCK, half, scale, zeros, w0, w1, w2, w3);
         if (rowsOf<Rows>() > 3) s3 = addHalf(s3, x3 + 2 * INT8_BLOCK, half, scale, zeros, w0, w1, w2, w3);
 
+        // Block 1.
         n0 = v128.load(nibbles, 128), n1 = v128.load(nibbles, 144), n2 = v128.load(nibbles, 160), n3 = v128.load(nibbles, 176);
-        w0 = bytes(n0, i16x8.shl(p0, 2), nibble, top), w1 = bytes(n1, i16x8.shl(p1, 2), nibble, top), w2 = bytes(n2, i16x8.shl(p2, 2), nibble, top), w3 = bytes(n3, i16x8.shl(p3, 2), nibble, top);
+        w0 = bytes(n0, i16x8.shl(p0, 2), nibble, top), w1 = bytes(n1, i16x8.shl(p1, 2), nibble, top);
+        w2 = bytes(n2, i16x8.shl(p2, 2), nibble, top), w3 = bytes(n3, i16x8.shl(p3, 2), nibble, top);
         scale = signedScale(word0, third);
         s0 = addHalf(s0, x0 + INT8_BLOCK, half, scale, zeros, w0, w1, w2, w3);
         if (rowsOf<Rows>() > 1) s1 = addHalf(s1, x1 + INT8_BLOCK, half, scale, zeros, w0, w1, w2, w3);
         if (rowsOf<Rows>() > 2) s2 = addHalf(s2, x2 + INT8_BLOCK, half, scale, zeros, w0, w1, w2, w3);
         if (rowsOf<Rows>() > 3) s3 = addHalf(s3, x3 + INT8_BLOCK, half, scale, zeros, w0, w1, w2, w3);
 
-        w0 = bytes(i16x8.shr_u(n0, 4), i16x8.shr_u(p0, 2), nibble, top), w1 = bytes(i16x8.shr_u(n1, 4), i16x8.shr_u(p1, 2), nibble, top), w2 = bytes(i16x8.shr_u(n2, 4), i16x8.shr_u(p2, 2), nibble, top), w3 = bytes(i16x8.shr_u(n3, 4), i16x8.shr_u(p3, 2), nibble, top);
+        // Block 3.
+        w0 = bytes(i16x8.shr_u(n0, 4), i16x8.shr_u(p0, 2), nibble, top);
+        w1 = bytes(i16x8.shr_u(n1, 4), i16x8.shr_u(p1, 2), nibble, top);
+        w2 = bytes(i16x8.shr_u(n2, 4), i16x8.shr_u(p2, 2), nibble, top);
+        w3 = bytes(i16x8.shr_u(n3, 4), i16x8.shr_u(p3, 2), nibble, top);
         scale = signedScale(word1, third);
         s0 = addHalf(s0, x0 + 3 * INT8_BLOCK, half, scale, zeros, w0, w1, w2, w3);
         if (rowsOf<Rows>() > 1) s1 = addHalf(s1, x1 + 3 * INT8_BLOCK, half, scale, zeros, w0, w1, w2, w3);
