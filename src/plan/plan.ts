@@ -123,7 +123,7 @@ export interface PlannedPart {
   /** Layers `first` to `end` − 1. The first part has the embedding as well, the last one the final norm and the head. */
   readonly first: number;
   readonly end: number;
-  /** What the device offers to kernels: `simd`, `relaxed-simd`, `threads` of WebAssembly; a GPU's own. */
+  /** What the device offers to kernels: `simd`, `relaxed-simd`, `relaxed-dot`, `threads` of WebAssembly; a GPU's own. */
   readonly features: readonly string[];
   readonly bytes: Plan['bytes'];
   /** Of its layers those whose experts are not all there. */

@@ -12,7 +12,7 @@ import type { Mode } from '../../src/backend/kernel.ts';
 import { type DeviceModel, type DeviceOptions, withDevice } from '../support/device.ts';
 import { families, familyFile } from '../support/families.ts';
 import { BUNDLED } from '../support/models.ts';
-import { PLAIN, RELAXED, SMALL_ARENAS, sameBits } from './support/compare.ts';
+import { DOT, PLAIN, RELAXED, SMALL_ARENAS, sameBits } from './support/compare.ts';
 
 const CONTEXT = 192;
 /** Of one sequence; 64 of them are open at once. */
@@ -151,6 +151,7 @@ describe('no bit depends on where it was computed', () => {
   const places: Readonly<Record<string, DeviceOptions>> = {
     'two threads': { threads: 2 },
     'three threads, plain SIMD': { threads: 3, features: PLAIN },
+    'two threads, products with a sum': { threads: 2, features: DOT },
     'five threads, arenas of 64 KiB': { threads: 5, arenaBytes: SMALL_ARENAS },
     'arenas of 256 KiB': { threads: 1, arenaBytes: 2 ** 18 },
     'arenas of 8 MiB': { threads: 1, arenaBytes: 2 ** 23 },

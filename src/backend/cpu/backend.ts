@@ -87,8 +87,12 @@ function programFor({ plan, spec, graph, weights }: PrepareRequest): CpuProgram 
 
 /** The kernels for what the runtime has; that it has enough, the rows have asked (`accepts`). */
 async function kernelModule(place: Platform, plan: Plan): Promise<WebAssembly.Module> {
-  const name = plan.features.includes('relaxed-simd') ? 'conclave-relaxed.wasm' : 'conclave-simd.wasm';
-  return WebAssembly.compile(await place.readAsset(name));
+  const build = plan.features.includes('relaxed-dot')
+    ? 'dot'
+    : plan.features.includes('relaxed-simd')
+      ? 'relaxed'
+      : 'simd';
+  return WebAssembly.compile(await place.readAsset(`conclave-${build}.wasm`));
 }
 
 interface RopeState {
