@@ -19,6 +19,8 @@ import { select } from '../../src/plan/select.ts';
 import { nodePlatform } from '../../src/platform/node.ts';
 import {
   attentionOver,
+  type Beyond,
+  beyondPlain,
   checkRuns,
   chunkedPrompt,
   edges,
@@ -129,11 +131,17 @@ after(closeGpuTestDevice);
 const toleranceOf = ({ rows }: Served) =>
   Math.max(...Object.values(rows).map((name) => rowNamed(name).tolerance.relativeRms));
 
-async function checkAttention(kernels: Served, shape: Shape, inputs: Inputs, tolerance: number): Promise<void> {
-  const tiny = attentionOver(shape, inputs);
+async function checkAttention(
+  kernels: Served,
+  shape: Shape,
+  inputs: Inputs,
+  tolerance: number,
+  beyond: Beyond = {},
+): Promise<void> {
+  const tiny = attentionOver(shape, inputs, beyond);
   const expected = await onReference(tiny, options(kernels.cache), wholePrompts);
   const width = shape.heads * shape.valueDim;
-  const what = JSON.stringify(shape);
+  const what = JSON.stringify({ ...shape, ...beyond });
   await kernels.over({ tiny, shape, inputs }, async (gpu) => {
     const { prompts, alone } = await checkRuns(gpu, { expected, width, tolerance, what });
     // In other pages, in chunks; the pages still hold what the runs above left there.
@@ -171,6 +179,15 @@ for (const kernels of served) {
       test(`${heads} heads on ${kvHeads} of ${headDim} and ${valueDim}`, async () => {
         await checkAttention(kernels, shape, inputsOf(shape, index), tolerance);
       });
+    }
+
+    // What goes beyond the plain form is text that does not depend on the cache.
+    if (names.prompt === 'attention-f32') {
+      for (const [name, beyond] of Object.entries(beyondPlain)) {
+        test(name, () =>
+          checkAttention(kernels, shapes[1] as Shape, inputsOf(shapes[1] as Shape, 1), tolerance, beyond),
+        );
+      }
     }
 
     if (names.prompt === 'attention-f16') {

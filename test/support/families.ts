@@ -20,9 +20,6 @@ export const families = [
   'laguna',
 ] as const;
 
-/** Families that the GPU refuses, by name, for what its kernels do not serve yet. */
-export const refusedByGpu: readonly string[] = ['gpt-oss', 'gemma3', 'gemma4-moe', 'llama4', 'laguna'];
-
 /** @param file `model.gguf` or `expected.safetensors` */
 export function familyFile(family: string, file: string): string {
   return fileURLToPath(new URL(`../fixtures/families/${family}/${file}`, import.meta.url));

@@ -1,5 +1,6 @@
 /** Attention on the GPU: keys and values into the layer's pages, then each row's queries against what it sees. */
 
+import type { Demand } from '../../../model/demands.ts';
 import type { AttentionOperation } from '../../../model/graph.ts';
 import type { CacheType, KernelRequest, Mode, Tolerance } from '../../kernel.ts';
 import type { Builder, Dispatch } from '../builder.ts';
@@ -46,18 +47,20 @@ interface Kernel {
   readonly cache: CacheType;
   readonly modes: readonly Mode[];
   readonly tolerance: Tolerance;
+  readonly serves?: readonly Demand[];
   /** What it asks beyond what all do. */
   accepts?(request: KernelRequest): true | string;
   attend(operation: AttentionOperation, builder: Builder, mode: Mode): readonly Dispatch[];
 }
 
-function rowOf({ name, cache, modes, tolerance, accepts, attend }: Kernel): GpuRow {
+function rowOf({ name, cache, modes, tolerance, serves, accepts, attend }: Kernel): GpuRow {
   return {
     name,
     device: 'gpu',
     operation: 'attention',
     modes,
     tolerance,
+    serves,
     accepts(request) {
       const operation = request.operation as AttentionOperation;
       const { heads, kvHeads } = operation;
@@ -104,6 +107,7 @@ const plainRows = (['f16', 'f32'] as const).map(
     cache,
     modes: ['prompt', 'step'],
     tolerance: attentionTolerances[cache],
+    serves: ['a window of attention', 'chunks of attention', 'attention sinks', 'attention temperature'],
     attend: (operation, builder, mode) =>
       mode === 'step' ? stepDispatches(operation, builder) : [promptDispatch(operation, builder)],
   }),

@@ -3,18 +3,22 @@
  * same whatever rows are beside it.
  */
 
+import type { Demand } from '../../../model/demands.ts';
 import type {
   AddOperation,
+  GateOperation,
   GluOperation,
   NormOperation,
   Operation,
   RopeOperation,
   RowNorm,
+  ScaleOperation,
   ValueName,
 } from '../../../model/graph.ts';
 import type { KernelRequest, Mode, Tolerance } from '../../kernel.ts';
 import type { Builder, Dispatch } from '../builder.ts';
 import type { GpuRow } from '../row.ts';
+import { gateCode, gluCode, servedActivations } from './activation.ts';
 import { type Bound, blockSum, declare, f32Literal, MAX_WORKGROUPS, readValue, STEP, writeValue } from './snippets.ts';
 
 const f32Tolerance: Tolerance = {
@@ -27,6 +31,7 @@ const ELEMENT_THREADS = 256;
 
 function rowwise<Made extends Operation>(options: {
   readonly operation: Made['kind'];
+  readonly serves?: readonly Demand[];
   readonly accepts?: (operation: Made, request: KernelRequest) => true | string;
   readonly dispatch: (operation: Made, builder: Builder) => Dispatch;
 }): GpuRow {
@@ -36,6 +41,7 @@ function rowwise<Made extends Operation>(options: {
     operation: options.operation,
     modes: ['prompt', 'step'],
     tolerance: f32Tolerance,
+    serves: options.serves,
     accepts(request) {
       if (request.rows > MAX_WORKGROUPS) return `takes up to ${MAX_WORKGROUPS} rows a run, found ${request.rows}`;
       return options.accepts?.(request.operation as Made, request) ?? true;
@@ -55,11 +61,13 @@ function elementwise(options: {
   readonly output: ValueName;
   /** WGSL over `a` and `b`, of the type `T`. */
   readonly expression: string;
+  /** What it calls; its elements are then taken one by one. */
+  readonly functions?: string;
   readonly builder: Builder;
 }): Dispatch {
-  const { label, left, right, output, expression, builder } = options;
+  const { label, left, right, output, expression, functions = '', builder } = options;
   const width = builder.width(output);
-  const inFours = width % 4 === 0;
+  const inFours = width % 4 === 0 && functions === '';
   const units = inFours ? width / 4 : width;
   const element = inFours ? 'vec4f' : 'f32';
   const { text, bindings } = declare([
@@ -73,6 +81,7 @@ function elementwise(options: {
     bindings,
     code: `alias T = ${element};
 ${text}
+${functions}
 
 @compute @workgroup_size(${ELEMENT_THREADS})
 fn main(@builtin(global_invocation_id) id: vec3u) {
@@ -126,6 +135,56 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
 }
 `,
     workgroups: ({ rows }) => [groups, rows, 1],
+  };
+}
+
+/** A thread takes an element, with the gate that it has its share in. */
+function gateDispatch({ input, gate, output, activation, layer }: GateOperation, builder: Builder): Dispatch {
+  const width = builder.width(output);
+  const gates = builder.width(gate);
+  const { text, bindings } = declare([
+    [readValue(input), 'input', 'f32'],
+    [readValue(gate), 'gates', 'f32'],
+    [writeValue(output), 'output', 'f32'],
+    STEP,
+  ]);
+  return {
+    label: `layers.${layer}.gate ${output}`,
+    bindings,
+    code: `${text}
+${gateCode(activation)}
+@compute @workgroup_size(${ELEMENT_THREADS})
+fn main(@builtin(global_invocation_id) id: vec3u) {
+  if (id.x >= ${width}u || id.y >= step[${builder.step.rows}]) { return; }
+  let i = id.y * ${width}u + id.x;
+  output[i] = input[i] * act(gates[id.y * ${gates}u + id.x / ${width / gates}u]);
+}
+`,
+    workgroups: ({ rows }) => [Math.ceil(width / ELEMENT_THREADS), rows, 1],
+  };
+}
+
+function scaleDispatch({ input, factor, weight, output, layer }: ScaleOperation, builder: Builder): Dispatch {
+  const width = builder.width(output);
+  const { text, bindings } = declare([
+    [readValue(input), 'input', 'f32'],
+    [writeValue(output), 'output', 'f32'],
+    STEP,
+    ...(weight === undefined ? [] : [[{ kind: 'weight', name: weight }, 'weight', 'f32'] satisfies Bound]),
+  ]);
+  return {
+    label: `layers.${layer}.scale ${output}`,
+    bindings,
+    code: `${text}
+
+@compute @workgroup_size(${ELEMENT_THREADS})
+fn main(@builtin(global_invocation_id) id: vec3u) {
+  if (id.x >= ${width}u || id.y >= step[${builder.step.rows}]) { return; }
+  let i = id.y * ${width}u + id.x;
+  output[i] = input[i] * ${weight === undefined ? f32Literal(factor) : `(${f32Literal(factor)} * weight[0])`};
+}
+`,
+    workgroups: ({ rows }) => [Math.ceil(width / ELEMENT_THREADS), rows, 1],
   };
 }
 
@@ -199,6 +258,7 @@ export const rowwiseRows: readonly GpuRow[] = [
   },
   rowwise<NormOperation>({
     operation: 'norm',
+    serves: ['norms without weights'],
     accepts({ output, group }, { widths }) {
       const groups = (widths[output] as number) / group;
       return groups <= MAX_WORKGROUPS || `takes up to ${MAX_WORKGROUPS} groups a row, found ${groups}`;
@@ -208,17 +268,18 @@ export const rowwiseRows: readonly GpuRow[] = [
   rowwise<RopeOperation>({ operation: 'rope', dispatch: ropeDispatch }),
   rowwise<GluOperation>({
     operation: 'glu',
-    dispatch: ({ gate, up, output, layer }, builder) =>
-      elementwise({
-        label: `layers.${layer}.glu ${output}`,
-        left: gate,
-        right: up,
-        output,
-        // Far below zero the exponential is infinite and the quotient 0; far above it is 0 and the quotient the gate.
-        expression: 'a / (T(1.0) + exp(-a)) * b',
-        builder,
-      }),
+    serves: servedActivations,
+    dispatch({ gate, up, output, layer, activation }, builder) {
+      const made =
+        activation === 'silu'
+          ? // Far below zero the exponential is infinite and the quotient 0; far above it is 0 and the quotient the gate.
+            { expression: 'a / (T(1.0) + exp(-a)) * b' }
+          : { expression: 'glu(a, b)', functions: gluCode(activation) };
+      return elementwise({ label: `layers.${layer}.glu ${output}`, left: gate, right: up, output, ...made, builder });
+    },
   }),
+  rowwise<GateOperation>({ operation: 'gate', dispatch: gateDispatch }),
+  rowwise<ScaleOperation>({ operation: 'scale', dispatch: scaleDispatch }),
   rowwise<AddOperation>({
     operation: 'add',
     dispatch: ({ left, right, output, layer }, builder) =>
