@@ -126,6 +126,10 @@ const served: readonly Served[] = [
   },
   ...(facts.features.includes(MATRIX_FEATURE) ? [planned('f16', matrixRows, matrixShapes, { adapter: facts })] : []),
 ];
+/** Of {@link beyondPlain}, around the borders of pages: what rows on matrices serve, and what they do not. */
+const onMatrices = ['a window of 7', 'a window over a page border', 'chunks of 129', 'sinks and a window'];
+const onAll = [...onMatrices, 'a temperature that rises with every position', 'sinks, chunks and a temperature'];
+
 after(closeGpuTestDevice);
 
 const toleranceOf = ({ rows }: Served) =>
@@ -182,12 +186,12 @@ for (const kernels of served) {
     }
 
     // What goes beyond the plain form is text that does not depend on the cache.
-    if (names.prompt === 'attention-f32') {
-      for (const [name, beyond] of Object.entries(beyondPlain)) {
-        test(name, () =>
-          checkAttention(kernels, shapes[1] as Shape, inputsOf(shapes[1] as Shape, 1), tolerance, beyond),
-        );
-      }
+    const plain = names.prompt === 'attention-f32';
+    const beyondThis = plain ? onAll : title.endsWith('written out') ? onMatrices : [];
+    for (const name of beyondThis) {
+      const beyond = beyondPlain[name] as Beyond;
+      const shape = (plain ? shapes[1] : kernels.shapes[0]) as Shape;
+      test(name, () => checkAttention(kernels, shape, inputsOf(shape, 1), tolerance, beyond));
     }
 
     if (names.prompt === 'attention-f16') {
@@ -280,8 +284,12 @@ for (const row of gpuRows.filter(({ operation }) => operation === 'attention')) 
 
 test('kernels on subgroup matrices are chosen where the device has them, and are WGSL', async () => {
   const none = new Float32Array(0);
-  for (const shape of matrixShapes) {
-    const tiny = attentionOver(shape, { query: none, key: none, value: none });
+  const windowed: Beyond = { reach: { kind: 'window', length: 128 }, sinks: 'sinks' };
+  for (const [shape, beyond] of [
+    ...matrixShapes.map((each) => [each, {}] as const),
+    [matrixShapes[1] as Shape, windowed] as const,
+  ]) {
+    const tiny = attentionOver(shape, { query: none, key: none, value: none }, beyond);
     const { builder, graph } = builderFor(tiny, 8192);
     const operation = graph.operations.at(-1) as AttentionOperation;
     for (const mode of ['prompt', 'step'] as const) {

@@ -41,12 +41,10 @@ const layers = [
   'one expert',
   'experts that no row picks',
   'widths that fit nothing',
-  'a router with a bias, sigmoid and a selection bias',
   'a router with an input of its own, scales of experts',
   'a router with an input of its own, encoded otherwise than the experts’',
   'biases of experts, clamped SwiGLU',
   'biases of experts at widths that fit nothing',
-  'weights on the inputs of experts, one of 16',
   'weights on the inputs of experts with biases, three of 6',
 ] as const;
 

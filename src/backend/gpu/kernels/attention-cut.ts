@@ -67,6 +67,9 @@ interface Weighing {
   readonly weights: string;
 }
 
+/** A sink is a score more, of no value: scores are powers of 2. */
+const SINK = `  let sink = sinks[head] * ${f32Literal(Math.LOG2E)};`;
+
 /** A thread a chunk: there are never more. */
 function blockWeighing(heads: number, chunks: number, sinks: boolean): Weighing {
   return {
@@ -74,8 +77,7 @@ function blockWeighing(heads: number, chunks: number, sinks: boolean): Weighing 
     loads: `  var own = vec2f();
   if (thread < ${chunks}u) { own = sums[(row * ${heads}u + head) * ${chunks}u + thread]; }`,
     keep: `  if (thread >= count) { own = vec2f(${LEAST}, 0f); }`,
-    // A sink is a score more, of no value: scores are powers of 2.
-    weights: `${sinks ? `  let sink = sinks[head] * ${f32Literal(Math.LOG2E)};` : ''}
+    weights: `${sinks ? SINK : ''}
   let top = ${sinks ? 'max(blockMax(thread, own.x), sink)' : 'blockMax(thread, own.x)'};
   let weight = select(0f, exp2(own.x - top), thread < count);
   weights[thread] = weight;
@@ -84,7 +86,7 @@ function blockWeighing(heads: number, chunks: number, sinks: boolean): Weighing 
 }
 
 /** Each subgroup, of 32 lanes, weighs all chunks by itself: there is one barrier in place of six. */
-function subgroupWeighing(heads: number, chunks: number): Weighing {
+function subgroupWeighing(heads: number, chunks: number, sinks: boolean): Weighing {
   const own = Array.from({ length: Math.ceil(chunks / 32) }, (_, i) => i);
   const masks = [16, 8, 4, 2, 1];
   return {
@@ -99,6 +101,7 @@ function subgroupWeighing(heads: number, chunks: number): Weighing {
     weights: `  var top = ${LEAST};
 ${own.map((i) => `  top = max(top, own${i}.x);`).join('\n')}
 ${masks.map((mask) => `  top = max(top, subgroupShuffleXor(top, ${mask}u));`).join('\n')}
+${sinks ? `${SINK}\n  top = max(top, sink);` : ''}
   var all = 0f;
 ${own
   .map(
@@ -108,6 +111,7 @@ ${own
   )
   .join('\n')}
 ${masks.map((mask) => `  all += subgroupShuffleXor(all, ${mask}u);`).join('\n')}
+${sinks ? '  all += exp2(sink - top);' : ''}
   workgroupBarrier();`,
   };
 }
@@ -132,7 +136,8 @@ export function combineDispatch(
     ...(sinks === undefined ? [] : [[{ kind: 'weight', name: sinks }, 'sinks', 'f32'] satisfies Bound]),
   ]);
   const at = builder.step;
-  const weighing = subgroups ? subgroupWeighing(heads, chunks) : blockWeighing(heads, chunks, sinks !== undefined);
+  const weigh = subgroups ? subgroupWeighing : blockWeighing;
+  const weighing = weigh(heads, chunks, sinks !== undefined);
   return {
     label: `layers.${layer}.attention combine`,
     bindings,

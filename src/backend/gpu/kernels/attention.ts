@@ -82,12 +82,15 @@ function rowOf({ name, cache, modes, tolerance, serves, accepts, attend }: Kerne
   };
 }
 
+const matrixServes: readonly Demand[] = ['a window of attention', 'chunks of attention', 'attention sinks'];
+
 const matrixRows: readonly Kernel[] = [
   {
     name: 'attention-prompt-matrix-f16',
     cache: 'f16',
     modes: ['prompt'],
     tolerance: { relativeRms: 2e-3, reason: 'queries, keys, values and weights are f16; scores and sums are f32' },
+    serves: matrixServes,
     accepts: matrixAccepted,
     attend: (operation, builder) => [promptMatrixDispatch(operation, builder)],
   },
@@ -96,6 +99,7 @@ const matrixRows: readonly Kernel[] = [
     cache: 'f16',
     modes: ['step'],
     tolerance: attentionTolerances.f16,
+    serves: matrixServes,
     accepts: matrixAccepted,
     attend: matrixStepDispatches,
   },
@@ -107,7 +111,7 @@ const plainRows = (['f16', 'f32'] as const).map(
     cache,
     modes: ['prompt', 'step'],
     tolerance: attentionTolerances[cache],
-    serves: ['a window of attention', 'chunks of attention', 'attention sinks', 'attention temperature'],
+    serves: [...matrixServes, 'attention temperature'],
     attend: (operation, builder, mode) =>
       mode === 'step' ? stepDispatches(operation, builder) : [promptDispatch(operation, builder)],
   }),
