@@ -92,9 +92,12 @@ test('a plain operation demands nothing, and each other one what it is said to',
 });
 
 test('a field that nobody has described is an error, not a plain operation', () => {
+  const groups = { count: 2, used: 1, rankedBy: 'best', weighted: true } as const;
   for (const operation of [
     { ...plain.norm, cubed: true },
     { ...plain.moe, moe: { ...moe, halved: 2 } },
+    { ...plain.moe, moe: { ...moe, router: { ...router, groups } } },
+    { ...plain.experts, doubled: true },
   ]) {
     assert.throws(() => demandsOf(operation), InternalError);
   }

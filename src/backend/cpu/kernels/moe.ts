@@ -6,6 +6,7 @@
 
 import type { MoeOperation } from '../../../model/graph.ts';
 import type { MoeSpec } from '../../../model/spec.ts';
+import { expertVectors } from '../../../model/weights.ts';
 import { type Addresses, type Builder, unitGroupsOf } from '../builder.ts';
 import { groupsOf } from '../formats.ts';
 import type { PairPlaces, Place } from '../program.ts';
@@ -49,9 +50,8 @@ export const moeRows: readonly CpuRow[] = [
     ],
     accepts(request) {
       const { prefix } = request.operation as MoeOperation;
-      const vectors = new Set(vectorNames.map((name) => `${prefix}.${name}`));
       for (const [name, weight] of Object.entries(request.weights)) {
-        if (vectors.has(name)) continue;
+        if (expertVectors.has(name.slice(prefix.length + 1))) continue;
         const answer = acceptsMatrix(name, weight);
         if (answer !== true) return answer;
       }
@@ -60,9 +60,6 @@ export const moeRows: readonly CpuRow[] = [
     emit: (operation, builder) => emitMoe(operation as MoeOperation, builder),
   },
 ];
-
-/** What is added or multiplied, element by element. */
-const vectorNames = ['selectionBias', 'expertScale', 'router.bias', 'gate.bias', 'up.bias', 'down.bias'];
 
 interface Names extends ExpertNames {
   readonly logits: string;

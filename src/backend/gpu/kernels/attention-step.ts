@@ -9,6 +9,7 @@ import { PAGE_ROWS } from '../../backend.ts';
 import type { Builder, Dispatch } from '../builder.ts';
 import { cacheBindings, cacheReaders, valuePitch } from './attention-cache.ts';
 import { type Cut, combineDispatch, cutOf, declareParts, PARTS, SUMS } from './attention-cut.ts';
+import { temperatureCode } from './attention-reach.ts';
 import { declare, f32Literal, LEAST, readValue, STEP } from './snippets.ts';
 
 const THREADS = 256;
@@ -33,7 +34,7 @@ export function stepDispatches(operation: AttentionOperation, builder: Builder):
  * threads a position. Weighted values: a thread has four elements of a value at every so many positions.
  */
 function chunkDispatch(operation: AttentionOperation, builder: Builder, cut: Cut): Dispatch {
-  const { chunks } = cut;
+  const { chunks, reach } = cut;
   const { layer, query, heads, kvHeads, headDim, valueDim, scale } = operation;
   const pitch = valuePitch(operation);
   const group = heads / kvHeads;
@@ -57,6 +58,8 @@ function chunkDispatch(operation: AttentionOperation, builder: Builder, cut: Cut
   ]);
   const at = builder.step;
   const own = range(tile);
+  const place = `i % ${PAGE_ROWS}u`;
+  const isSeen = reach.limited ? `${place} < filled && start + ${place} >= begin` : `${place} < filled`;
 
   const products = range(keyLoads)
     .map((load) => {
@@ -108,6 +111,7 @@ ${stores}
     code: `${text}
 ${cacheReaders(operation, builder.cacheType)}
 ${cut.code}
+${temperatureCode(operation)}
 // Fours beyond the head's width are zero.
 var<workgroup> queries: array<vec4f, ${tile * queryFours}>;
 var<workgroup> scratch: array<f32, ${scratch}>;
@@ -122,8 +126,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
   if (row >= step[${at.rows}]) { return; }
   let chunk = workgroup.x;
   let visible = step[${at.positions}u + row] + 1u;
-  let length = chunkLength(visible);
-  let first = chunk * length;
+  let begin = ${reach.first('visible')};
+  let origin = ${reach.firstPage('visible')};
+  let length = chunkLength(visible - origin);
+  let first = origin + chunk * length;
   if (first >= visible) { return; }
   let end = min(visible, first + length);
   let kvHead = workgroup.y / ${tiles}u;
@@ -135,7 +141,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
     let four = i % ${queryFours}u;
     var part = vec4f();
     if (four < ${keyFours}u) { part = query[(row * ${heads}u + kvHead * ${group}u + head) * ${keyFours}u + four]; }
-    queries[i] = part;
+    queries[i] = part${operation.temperature === undefined ? '' : ' * temperature(visible)'};
   }
   if (thread < ${tile}u) { tops[thread] = ${LEAST}; }
   workgroupBarrier();
@@ -174,7 +180,7 @@ ${products}
     for (var i = thread; i < ${tile * PAGE_ROWS}u; i += ${THREADS}u) {
       let origin = i * ${LANES}u;
       let score = ((scratch[origin] + scratch[origin + 1u]) + (scratch[origin + 2u] + scratch[origin + 3u])) * ${f32Literal(scale * Math.LOG2E)};
-      scores[i] = select(${LEAST}, score, i % ${PAGE_ROWS}u < filled);
+      scores[i] = select(${LEAST}, score, ${isSeen});
     }
     workgroupBarrier();
     if (thread < ${tile * 8}u) {
@@ -192,7 +198,7 @@ ${products}
     }
     workgroupBarrier();
     for (var i = thread; i < ${tile * PAGE_ROWS}u; i += ${THREADS}u) {
-      scores[i] = select(0f, exp2(scores[i] - tops[i / ${PAGE_ROWS}u]), i % ${PAGE_ROWS}u < filled);
+      scores[i] = select(0f, exp2(scores[i] - tops[i / ${PAGE_ROWS}u]), ${isSeen});
     }
     workgroupBarrier();
     if (thread < ${tile * 8}u) {

@@ -6,6 +6,7 @@
 import type { Demand } from '../../../model/demands.ts';
 import type {
   AddOperation,
+  GateOperation,
   GluOperation,
   NormOperation,
   Operation,
@@ -18,6 +19,7 @@ import type {
 import type { KernelRequest, Mode, Tolerance } from '../../kernel.ts';
 import type { Builder, Dispatch } from '../builder.ts';
 import type { GpuRow } from '../row.ts';
+import { gateCode, gluCode, servedActivations } from './activation.ts';
 import { type Bound, blockSum, declare, f32Literal, MAX_WORKGROUPS, readValue, STEP, writeValue } from './snippets.ts';
 
 const f32Tolerance: Tolerance = {
@@ -62,13 +64,15 @@ function elementwise(options: {
   readonly weight?: WeightName;
   /** WGSL over elements of the type `T`. */
   readonly expression: string;
+  /** What it calls; elements are then taken one by one. */
+  readonly functions?: string;
   readonly rest?: number;
   readonly builder: Builder;
 }): Dispatch {
-  const { label, output, weight, expression, rest = 0, builder } = options;
+  const { label, output, weight, expression, functions = '', rest = 0, builder } = options;
   const inputs = Object.entries(options.inputs);
   const width = builder.width(output);
-  const inFours = width % 4 === 0 && rest % 4 === 0;
+  const inFours = width % 4 === 0 && rest % 4 === 0 && functions === '';
   const units = inFours ? width / 4 : width;
   const changed = inFours ? (width - rest) / 4 : width - rest;
   const element = inFours ? 'vec4f' : 'f32';
@@ -83,6 +87,7 @@ function elementwise(options: {
     bindings,
     code: `alias T = ${element};
 ${text}
+${functions}
 
 @compute @workgroup_size(${ELEMENT_THREADS})
 fn main(@builtin(global_invocation_id) id: vec3u) {
@@ -151,6 +156,32 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
 }
 `,
     workgroups: ({ rows }) => [groups, rows, 1],
+  };
+}
+
+/** A thread takes an element, with the gate that it has its share in. */
+function gateDispatch({ input, gate, output, activation, layer }: GateOperation, builder: Builder): Dispatch {
+  const width = builder.width(output);
+  const gates = builder.width(gate);
+  const { text, bindings } = declare([
+    [readValue(input), 'input', 'f32'],
+    [readValue(gate), 'gates', 'f32'],
+    [writeValue(output), 'output', 'f32'],
+    STEP,
+  ]);
+  return {
+    label: `layers.${layer}.gate ${output}`,
+    bindings,
+    code: `${text}
+${gateCode(activation)}
+@compute @workgroup_size(${ELEMENT_THREADS})
+fn main(@builtin(global_invocation_id) id: vec3u) {
+  if (id.x >= ${width}u || id.y >= step[${builder.step.rows}]) { return; }
+  let i = id.y * ${width}u + id.x;
+  output[i] = input[i] * act(gates[id.y * ${gates}u + id.x / ${width / gates}u]);
+}
+`,
+    workgroups: ({ rows }) => [Math.ceil(width / ELEMENT_THREADS), rows, 1],
   };
 }
 
@@ -239,16 +270,23 @@ export const rowwiseRows: readonly GpuRow[] = [
   }),
   rowwise<GluOperation>({
     operation: 'glu',
-    dispatch: ({ gate, up, output, layer }, builder) =>
-      elementwise({
+    serves: servedActivations,
+    dispatch({ gate, up, output, layer, activation }, builder) {
+      const made =
+        activation === 'silu'
+          ? // Far below zero the exponential is infinite and the quotient 0; far above it is 0 and the quotient the gate.
+            { expression: 'a / (T(1.0) + exp(-a)) * b' }
+          : { expression: 'glu(a, b)', functions: gluCode(activation) };
+      return elementwise({
         label: `layers.${layer}.glu ${output}`,
         inputs: { a: gate, b: up },
         output,
-        // Far below zero the exponential is infinite and the quotient 0; far above it is 0 and the quotient the gate.
-        expression: 'a / (T(1.0) + exp(-a)) * b',
+        ...made,
         builder,
-      }),
+      });
+    },
   }),
+  rowwise<GateOperation>({ operation: 'gate', dispatch: gateDispatch }),
   rowwise<AddOperation>({
     operation: 'add',
     dispatch: ({ left, right, output, layer }, builder) =>
