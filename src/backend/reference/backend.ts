@@ -217,10 +217,13 @@ export class ReferenceExecutable implements Executable {
         this.#routes.set(operation.layer, routes);
         const weights = (name: string) => this.#weight(`${operation.prefix}.${name}`);
         const made = moe(this.#value(operation.input), operation.moe, weights, (_, route) => routes.push(route));
-        this.#watcher?.routed(
-          operation.layer,
-          routes.flatMap(({ experts }) => [...experts]),
-        );
+        // Ids beyond the experts name none.
+        if (operation.moe.zeroExperts === undefined) {
+          this.#watcher?.routed(
+            operation.layer,
+            routes.flatMap(({ experts }) => [...experts]),
+          );
+        }
         return made;
       }
       case 'add':

@@ -41,8 +41,9 @@ export function roundedMoe(
   weights: (part: string) => Float32Array,
   encoding: (part: string) => Encoding,
 ): Float32Array {
-  const { experts, inner, shared, router, used } = moe;
-  const hidden = weights('router').length / experts;
+  const { experts, zeroExperts = 0, inner, shared, router, used } = moe;
+  const choices = experts + zeroExperts;
+  const hidden = weights('router').length / choices;
   const times = (x: Float32Array, part: string, rows: number) =>
     product(x, { weights, encoding, part, rows, index: 0 });
   const expertOf = (x: Float32Array, prefix: string, expert: number, width: number) =>
@@ -55,9 +56,9 @@ export function roundedMoe(
       for (let i = 0; i < hidden; i++) y[i] += weight * (made[i] as number);
     };
     const bias = router.selectionBias ? weights('selectionBias') : undefined;
-    const chosen = route(times(x, 'router', experts), bias, router, used);
+    const chosen = route(times(x, 'router', choices), bias, router, used);
     chosen.experts.forEach((expert, rank) => {
-      add(expertOf(x, '', expert, inner), chosen.weights[rank] as number);
+      add(expert < experts ? expertOf(x, '', expert, inner) : x, chosen.weights[rank] as number);
     });
     if (shared === undefined) continue;
     const gate = shared.gated ? 1 / (1 + Math.exp(-(times(x, 'shared.router', 1)[0] as number))) : 1;

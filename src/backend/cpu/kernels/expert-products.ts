@@ -38,6 +38,8 @@ export interface ExpertNames extends GatedNames {
   /** [pairs, width] Each pair's result in its own place. */
   readonly output: string;
   readonly pairs: PairNames;
+  /** A row may have no pairs at all. */
+  readonly optional?: boolean;
 }
 
 /** true, or why the kernels do not take a matrix, or a stack of them. */
@@ -85,6 +87,7 @@ export function emitExpertsIn(builder: Builder, names: ExpertNames): void {
     writes: [names.inner],
     weights: own.weights,
     scratch: own.scratch,
+    optional: names.optional,
     make: (at) => ({ kind: 'expertsIn', pairs: placesOfPairs(at, names.pairs), ...own.task(at) }),
   });
 }
@@ -94,9 +97,10 @@ export function emitExpertsIn(builder: Builder, names: ExpertNames): void {
  * @param blame the layer to name when a result is not finite; absent where a later task finds that
  */
 export function emitExpertsOut(builder: Builder, names: ExpertNames, blame?: number): void {
-  const { prefix, inner, output, pairs } = names;
+  const { prefix, inner, output, pairs, optional } = names;
   const down = `${prefix}.down`;
   builder.emit({
+    optional,
     space: 'units',
     reads: [inner, ...Object.values(pairs)],
     writes: [output],

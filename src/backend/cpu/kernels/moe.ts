@@ -39,7 +39,6 @@ export const moeRows: readonly CpuRow[] = [
     accepts(request) {
       const { moe, prefix } = request.operation as MoeOperation;
       if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
-      if (moe.zeroExperts !== undefined) return `has no experts that give a row as it is, found ${moe.zeroExperts}`;
       for (const [name, weight] of Object.entries(request.weights)) {
         if (name === `${prefix}.selectionBias`) continue;
         const answer = acceptsMatrix(name, weight);
@@ -50,6 +49,11 @@ export const moeRows: readonly CpuRow[] = [
     emit: (operation, builder) => emitMoe(operation as MoeOperation, builder),
   },
 ];
+
+/** Ids that the router may choose. */
+function choicesOf({ experts, zeroExperts = 0 }: MoeSpec): number {
+  return experts + zeroExperts;
+}
 
 interface Names extends ExpertNames {
   readonly logits: string;
@@ -69,8 +73,9 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
     inner: `${prefix}.inner`,
     output: `${prefix}.expertOut`,
     pairs: { order: `${prefix}.order`, orderRows: `${prefix}.orderRows`, active: `${prefix}.active` },
+    optional: moe.zeroExperts !== undefined,
   };
-  builder.declareValue(names.logits, moe.experts);
+  builder.declareValue(names.logits, choicesOf(moe));
   for (const name of [names.ids, names.weights]) builder.declare(name, pairs * 4, moe.used * 4);
   declareExperts(builder, names, { pairs, used: moe.used, experts: moe.experts, width: builder.width(output) });
 
@@ -104,12 +109,13 @@ function emitRoute(operation: MoeOperation, builder: Builder, names: Names): voi
     space: 'rows',
     reads: [names.logits],
     writes: [names.ids, names.weights, ...Object.values(names.pairs)],
-    scratch: (2 * moe.experts + (moe.router.groups?.count ?? 0)) * 4,
+    scratch: (2 * choicesOf(moe) + (moe.router.groups?.count ?? 0)) * 4,
     make: (at) => ({
       kind: 'route',
       logits: at.value(names.logits),
       routing: routingOf(at, names),
       experts: moe.experts,
+      choices: choicesOf(moe),
       used: moe.used,
       router: moe.router,
       bias: moe.router.selectionBias ? at.weight(`${prefix}.selectionBias`).offset : 0,
@@ -132,14 +138,15 @@ function emitSharedIn({ moe, prefix, input, output }: MoeOperation, builder: Bui
 }
 
 function emitCombine(operation: MoeOperation, builder: Builder, names: Names): void {
-  const { moe, prefix, output } = operation;
+  const { moe, prefix, input, output } = operation;
   const width = builder.width(output);
+  const zero = moe.zeroExperts !== undefined;
   builder.declareValue(output, width);
   const shared = moe.shared === undefined ? [] : [`${prefix}.sharedOut`];
   const gate = moe.shared?.gated === true ? [`${prefix}.sharedGate`] : [];
   builder.emit({
     space: 'rows',
-    reads: [names.output, names.weights, ...shared, ...gate],
+    reads: [names.output, names.weights, ...shared, ...gate, ...(zero ? [names.ids, input] : [])],
     writes: [output],
     make: (at) => ({
       kind: 'combine',
@@ -149,6 +156,7 @@ function emitCombine(operation: MoeOperation, builder: Builder, names: Names): v
       width,
       shared: shared[0] === undefined ? undefined : at.value(shared[0]),
       gate: gate[0] === undefined ? undefined : at.value(gate[0]),
+      zero: zero ? { ids: at.buffer(names.ids), from: moe.experts, input: at.value(input) } : undefined,
       output: at.value(output),
     }),
   });
