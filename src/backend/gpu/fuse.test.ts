@@ -278,6 +278,26 @@ describe('fuse', () => {
     assert.deepEqual(kinds(fused), ['embed', 'norm', 'moe']);
   });
 
+  test('values in their keys, a rotation from further on and a norm with a rest are left as they are', () => {
+    const change = (output: string, more: object) =>
+      attention.map((operation) =>
+        operation.output === output ? ({ ...operation, ...more } as Operation) : operation,
+      );
+    for (const changed of [
+      change('mixed', { value: undefined }),
+      change('qr', { from: 4 }),
+      change('kr', { from: 4 }),
+      change('qn', { group: 4, rest: 4 }),
+    ]) {
+      const fused = fuse(graphOf([...changed, ...dense]));
+      assertWhole(fused);
+      assert.ok(!kinds(fused).includes('rotate'));
+      const kept = (graph: readonly Operation[]) =>
+        graph.filter(({ output }) => ['qn', 'kn', 'qr', 'kr', 'mixed'].includes(output));
+      assert.deepEqual(kept(fused.operations), kept(changed));
+    }
+  });
+
   test('biases stay with their products, and a gate with one is not fused', () => {
     const biased = dense.map((operation) => (operation.output === 'g' ? { ...operation, bias: 'b' } : operation));
     const fused = fuse(graphOf([...attention, ...(biased as Operation[])]));
