@@ -267,10 +267,10 @@ describe('rope', () => {
   });
 });
 
-describe('glu and add', () => {
-  for (const kind of ['glu', 'add'] as const) assert.equal(rowsOf(kind).length, 1);
+describe('glu, add and concat', () => {
+  assert.equal(rowsOf('glu').length + rowsOf('add').length + rowsOf('concat').length, 3);
   for (const width of [1, 4, 67, 1028]) {
-    test(`glu and add: ${width} wide`, async () => {
+    test(`glu, add and concat: ${width} wide`, async () => {
       const inputs = { left: nastyRows(ROWS, width, width), right: nastyRows(ROWS, width, width + 1) };
       await check(`glu of ${width}`, {
         inputs,
@@ -281,6 +281,12 @@ describe('glu and add', () => {
         inputs,
         operation: { kind: 'add', layer: 0, left: 'left', right: 'right', output: 'y' },
         width,
+      });
+      const narrow = nastyRows(ROWS, 3, width + 2);
+      await check(`concat of ${width}`, {
+        inputs: { left: inputs.left, narrow },
+        operation: { kind: 'concat', layer: 0, left: 'narrow', right: 'left', output: 'y' },
+        width: width + 3,
       });
     });
   }

@@ -6,6 +6,7 @@
 import type { Demand } from '../../../model/demands.ts';
 import type {
   AddOperation,
+  ConcatOperation,
   GateOperation,
   GluOperation,
   NormOperation,
@@ -243,6 +244,34 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
   };
 }
 
+function concatDispatch({ left, right, output, layer }: ConcatOperation, builder: Builder): Dispatch {
+  const [first, second, width] = [builder.width(left), builder.width(right), builder.width(output)];
+  const { text, bindings } = declare([
+    [readValue(left), 'left', 'f32'],
+    [readValue(right), 'right', 'f32'],
+    [writeValue(output), 'output', 'f32'],
+    STEP,
+  ]);
+  return {
+    label: `layers.${layer}.concat ${output}`,
+    bindings,
+    code: `${text}
+
+@compute @workgroup_size(${ELEMENT_THREADS})
+fn main(@builtin(global_invocation_id) id: vec3u) {
+  let row = id.y;
+  if (id.x >= ${width}u || row >= step[${builder.step.rows}]) { return; }
+  if (id.x < ${first}u) {
+    output[row * ${width}u + id.x] = left[row * ${first}u + id.x];
+  } else {
+    output[row * ${width}u + id.x] = right[row * ${second}u + id.x - ${first}u];
+  }
+}
+`,
+    workgroups: ({ rows }) => [Math.ceil(width / ELEMENT_THREADS), rows, 1],
+  };
+}
+
 export const rowwiseRows: readonly GpuRow[] = [
   {
     name: 'incoming',
@@ -312,6 +341,7 @@ export const rowwiseRows: readonly GpuRow[] = [
         builder,
       }),
   }),
+  rowwise<ConcatOperation>({ operation: 'concat', dispatch: concatDispatch }),
 ];
 
 /** The buffer of {@link emitFiniteCheck}: one u32, which the host sets to {@link NO_FAULT} before a run. */
