@@ -9,7 +9,7 @@ export const BYTES: usize = 144;
 /** Half of a UE4M3 scale. */
 // @ts-ignore: decorator
 @inline
-function halfScale(byte: v128): v128 {
+export function halfScale(byte: v128): v128 {
   const magnitude = v128.and(byte, i32x4.splat(0x7f));
   // As an f32 exponent and mantissa it is 2^-120 too small; subnormals come right by the multiplication.
   const value = f32x4.mul(i32x4.shl(magnitude, 20), f32x4.splat(reinterpret<f32>(0x7b000000))); // 2^119: halved too
