@@ -73,8 +73,9 @@ export function weightsOfGraph(graph: Graph, weights: Weights): Weights {
 }
 
 /** The weights that an `experts` operation reads: no router, and nothing that is shared. */
-export function expertWeights({ prefix, norm }: ExpertsOperation): readonly WeightName[] {
-  const own = [`${prefix}.gate`, `${prefix}.up`, `${prefix}.down`];
+export function expertWeights({ prefix, norm, moe }: ExpertsOperation): readonly WeightName[] {
+  const parts = ['gate', 'up', 'down', ...(moe.scaled === true ? ['gateScale'] : [])];
+  const own = parts.map((part) => `${prefix}.${part}`);
   return norm === undefined ? own : [norm.weight, ...own];
 }
 

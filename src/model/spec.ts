@@ -17,6 +17,7 @@
  * | `layers.i.moe.router` | [experts, hidden] |
  * | `layers.i.moe.selectionBias` | [experts] |
  * | `layers.i.moe.gate`, `.up`, `.down` | [experts, inner, hidden] twice, [experts, hidden, inner] |
+ * | `layers.i.moe.gateScale`, `.outputScale` | [experts]: what gate · x, and what comes of an expert, is multiplied with (`scaled`) |
  * | `layers.i.moe.shared.gate`, `.up`, `.down` | [sharedInner, hidden] twice, [hidden, sharedInner] |
  * | `layers.i.moe.shared.router` | [1, hidden]: the shared expert's own gate |
  * | `finalNorm` | [hidden] |
@@ -116,6 +117,11 @@ export interface MoeSpec {
   readonly activation: Activation;
   readonly router: RouterSpec;
   readonly shared?: SharedExpertSpec;
+  /**
+   * Whether the matrices of its experts have scales beside their values, as NVFP4's have: E(x) = s_output · W_down(act(s_gate ·
+   * W_gate·x) ⊙ W_up·x), an expert's s_output being up's scale times down's.
+   */
+  readonly scaled?: true;
 }
 
 /** How experts are chosen and weighted; see DESIGN §4. Ties go to the lower index. */

@@ -133,7 +133,7 @@ async function check(what: string, given: MoeCase, normed: boolean): Promise<voi
 function checkRounded(tiny: Tiny, given: MoeCase, rows: Float32Array, found: Values, what: string): void {
   const { hidden, moe, formats } = given;
   const weights = new Map(
-    routed.map((part) => [
+    [...routed, ...(moe.scaled === true ? ['gateScale'] : [])].map((part) => [
       part as string,
       decoded(tiny.weights.get(`m.${part}`)?.format as FormatId, bytesOf(tiny, `m.${part}`)),
     ]),

@@ -90,6 +90,7 @@ export function moe(
   const { experts, shared, router, used } = spec;
   const hidden = weights('router').length / experts;
   const bias = router.selectionBias ? weights('selectionBias') : undefined;
+  const outputScale = spec.scaled === true ? weights('outputScale') : undefined;
   const output = new Float32Array(input.length);
   for (let t = 0; t < input.length / hidden; t++) {
     const x = input.subarray(t * hidden, (t + 1) * hidden);
@@ -98,25 +99,30 @@ export function moe(
     const chosen = route(logits, bias, router, used);
     onRoute?.(t, chosen);
     chosen.experts.forEach((expert, rank) => {
-      accumulate(y, expertOutput(x, spec, weights, expert), chosen.weights[rank]);
+      const weight = chosen.weights[rank] * (outputScale?.[expert] ?? 1);
+      accumulate(y, expertOutput(x, spec, weights, expert), Math.fround(weight));
     });
     if (shared === undefined) continue;
     const sharedWeights: MoeWeights = (name) => weights(`shared.${name}`);
-    const made = expertOutput(x, { ...spec, inner: shared.inner }, sharedWeights, 0);
+    const made = expertOutput(x, { inner: shared.inner, activation: spec.activation }, sharedWeights, 0);
     const own = shared.gated ? linear(x, matrixOf(weights('shared.router'), 0, 1, hidden))[0] : undefined;
     accumulate(y, made, own === undefined ? 1 : Math.fround(sigmoid(own)));
   }
   return output;
 }
 
-/** E_e(x) of one row: down · (act(gate · x) ⊙ up · x), both [hidden]. */
+/** E_e(x) of one row: down · (act(gate · x) ⊙ up · x), both [hidden]; of scaled experts without the scale of the output. */
 export function expertOutput(
   x: Float32Array,
-  { inner, activation }: Pick<MoeSpec, 'inner' | 'activation'>,
+  { inner, activation, scaled }: Pick<MoeSpec, 'inner' | 'activation' | 'scaled'>,
   weights: MoeWeights,
   expert: number,
 ): Float32Array {
   const gate = linear(x, matrixOf(weights('gate'), expert, inner, x.length));
+  if (scaled === true) {
+    const scale = weights('gateScale')[expert];
+    for (let i = 0; i < inner; i++) gate[i] *= scale;
+  }
   const up = linear(x, matrixOf(weights('up'), expert, inner, x.length));
   return linear(glu(gate, up, activation), matrixOf(weights('down'), expert, x.length, inner));
 }

@@ -22,7 +22,7 @@ export function expertsTiny(
   const { hidden, moe } = given;
   const { normed = false, layers = 1 } = options;
   const weights: Record<string, TinyWeight> = {};
-  for (const part of ['gate', 'up', 'down'] as const) {
+  for (const part of ['gate', 'up', 'down', ...(moe.scaled === true ? ['gateScale'] : [])]) {
     weights[`m.${part}`] = moeWeights(given)[`m.${part}`] as TinyWeight;
   }
   const operations: Operation[] = [];

@@ -57,7 +57,8 @@ export function roundedMoe(
     const bias = router.selectionBias ? weights('selectionBias') : undefined;
     const chosen = route(times(x, 'router', experts), bias, router, used);
     chosen.experts.forEach((expert, rank) => {
-      add(expertOf(x, '', expert, inner), chosen.weights[rank] as number);
+      const scale = moe.scaled === true ? (weights('outputScale')[expert] as number) : 1;
+      add(expertOf(x, '', expert, inner), Math.fround((chosen.weights[rank] as number) * scale));
     });
     if (shared === undefined) continue;
     const gate = shared.gated ? 1 / (1 + Math.exp(-(times(x, 'shared.router', 1)[0] as number))) : 1;
@@ -76,10 +77,13 @@ interface Rounding {
 /** E_e(x) of one row, of the experts whose parts' names begin with `prefix`. */
 export function roundedExpert(
   x: Float32Array,
-  { inner, activation }: Pick<MoeSpec, 'inner' | 'activation'>,
+  { inner, activation, scaled }: Pick<MoeSpec, 'inner' | 'activation' | 'scaled'>,
   { prefix, expert, ...by }: Rounding & { readonly prefix: string; readonly expert: number },
 ): Float32Array {
   const gate = product(x, { ...by, part: `${prefix}gate`, rows: inner, index: expert });
+  // The shared expert's matrices have none.
+  const scale = scaled === true && prefix === '' ? (by.weights('gateScale')[expert] as number) : 1;
+  for (let i = 0; i < inner; i++) gate[i] *= scale;
   const up = product(x, { ...by, part: `${prefix}up`, rows: inner, index: expert });
   return product(glu(gate, up, activation), { ...by, part: `${prefix}down`, rows: x.length, index: expert });
 }

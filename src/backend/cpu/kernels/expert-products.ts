@@ -29,6 +29,8 @@ export type PairNames = Readonly<Record<keyof PairPlaces, string>>;
 export interface GatedNames {
   /** `gate`, `up` and `down` are under it. */
   readonly prefix: WeightName;
+  /** Whether `gateScale` is there too: an expert's gate is multiplied with its own. */
+  readonly scaled?: true;
   readonly input: string;
   /** Made as down's kernel takes it. */
   readonly inner: string;
@@ -122,9 +124,11 @@ export interface GatedParts {
   readonly output: Place;
   /** What the output is made as. */
   readonly encoding: Encoding;
+  /** Address of a factor an expert for what comes of the gate, or 0. */
+  readonly gateScale: number;
 }
 
-function gated(builder: Builder, { prefix, input, inner }: GatedNames) {
+function gated(builder: Builder, { prefix, input, inner, scaled }: GatedNames) {
   const weights = [`${prefix}.gate`, `${prefix}.up`] as const;
   const [gate, up] = weights;
   const [gateInput, upInput] = [builder.operand(input, gate), builder.operand(input, up)];
@@ -141,6 +145,7 @@ function gated(builder: Builder, { prefix, input, inner }: GatedNames) {
       upInput: at.value(upInput),
       output: at.value(inner),
       encoding: builder.encoding(`${prefix}.down`),
+      gateScale: scaled === true ? at.weight(`${prefix}.gateScale`).offset : 0,
     }),
   };
 }

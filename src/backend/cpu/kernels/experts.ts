@@ -18,12 +18,14 @@ interface RouteTask extends Task {
   readonly used: number;
   readonly router: RouterSpec;
   readonly bias: number;
+  /** Address of what each expert's output is multiplied with, or 0. */
+  readonly outputScale: number;
   readonly layer: number;
 }
 
 export function makeRoute(data: Task, worker: WorkerView): RunningTask {
-  const { logits, routing, experts, used, router, bias, layer } = data as RouteTask;
-  const { kernels, scratch } = worker.home;
+  const { logits, routing, experts, used, router, bias, outputScale, layer } = data as RouteTask;
+  const { kernels, scratch, f32, i32 } = worker.home;
   const route = kernels.route as KernelCall;
   const { gating, groups, normalise, scale } = router;
   return {
@@ -48,6 +50,12 @@ export function makeRoute(data: Task, worker: WorkerView): RunningTask {
         worker.control.fault(Fault.router, layer);
         // The step is lost; ids must still name experts.
         worker.home.i32.fill(0, routing.ids.offset / 4 + row * used, routing.ids.offset / 4 + (row + 1) * used);
+      }
+      if (outputScale !== 0) {
+        for (let pair = row * used; pair < (row + 1) * used; pair++) {
+          const expert = i32[routing.ids.offset / 4 + pair] as number;
+          f32[routing.weights.offset / 4 + pair]! *= f32[outputScale / 4 + expert] as number;
+        }
       }
       // One row needs no barrier before its pairs are sorted.
       if (worker.step.rows === 1) sortPairs(worker.home, routing, { pairs: used, used, experts });
@@ -125,7 +133,8 @@ function gatedUnit(
   task: GatedTask,
   worker: WorkerView,
 ): (expert: number, unit: Unit, rows: Rows, place: number) => void {
-  const { gate, up, gateInput, upInput, output, encoding } = task;
+  const { gate, up, gateInput, upInput, output, encoding, gateScale } = task;
+  const { f32 } = worker.home;
   const gateProduct = new Product(worker, { ...gate, xStride: gateInput.stride });
   const upProduct = new Product(worker, { ...up, xStride: upInput.stride });
   const siluMul = worker.home.kernels.siluMul as KernelCall;
@@ -158,6 +167,7 @@ function gatedUnit(
         x: rowOf(upInput, skipped),
         out: upAt,
       });
+      if (gateScale !== 0) multiplyAll(f32, { at: gateAt, count: count * groups * 4, by: gateScale + expert * 4 });
       for (let at = 0; at < count; at++) {
         const to = rowOf(output, place + row + at);
         const made = gateAt + at * width;
@@ -167,6 +177,12 @@ function gatedUnit(
       }
     }
   };
+}
+
+/** Multiplies `count` values from the address `at` on by the one at the address `by`. */
+function multiplyAll(f32: Float32Array, { at, count, by }: { at: number; count: number; by: number }): void {
+  const factor = f32[by / 4] as number;
+  for (let i = at / 4; i < at / 4 + count; i++) f32[i]! *= factor;
 }
 
 /** Gate and up of the shared expert: every row. */

@@ -40,7 +40,7 @@ export const moeRows: readonly CpuRow[] = [
       const { moe, prefix } = request.operation as MoeOperation;
       if (moe.activation !== 'silu') return `gates with silu, found ${moe.activation}`;
       for (const [name, weight] of Object.entries(request.weights)) {
-        if (name === `${prefix}.selectionBias`) continue;
+        if (vectors.some((vector) => name === `${prefix}.${vector}`)) continue;
         const answer = acceptsMatrix(name, weight);
         if (answer !== true) return answer;
       }
@@ -49,6 +49,9 @@ export const moeRows: readonly CpuRow[] = [
     emit: (operation, builder) => emitMoe(operation as MoeOperation, builder),
   },
 ];
+
+/** Weights of a layer that are no matrices. */
+const vectors = ['selectionBias', 'gateScale', 'outputScale'];
 
 interface Names extends ExpertNames {
   readonly logits: string;
@@ -61,6 +64,7 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
   const pairs = builder.rows * moe.used;
   const names: Names = {
     prefix,
+    scaled: moe.scaled,
     input,
     logits: `${prefix}.logits`,
     ids: `${prefix}.ids`,
@@ -112,6 +116,7 @@ function emitRoute(operation: MoeOperation, builder: Builder, names: Names): voi
       used: moe.used,
       router: moe.router,
       bias: moe.router.selectionBias ? at.weight(`${prefix}.selectionBias`).offset : 0,
+      outputScale: moe.scaled === true ? at.weight(`${prefix}.outputScale`).offset : 0,
       layer,
     }),
   });

@@ -46,6 +46,7 @@ function emitExperts(operation: ExpertsOperation, builder: Builder): void {
   const ids = own('ids');
   const names: ExpertNames = {
     prefix,
+    scaled: moe.scaled,
     input: normedName(operation),
     inner: own('inner'),
     output,

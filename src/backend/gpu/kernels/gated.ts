@@ -11,7 +11,7 @@ import { columnsOf, KernelText, type MatrixText, rowReader, rowsOf, unrolled } f
 import { ENABLE_EXCHANGE, exchangeSums, exchanges } from './lane-exchange.ts';
 import { blocksOf, type Encoding, laneSums, lanesOf, scratchCode, turnsOf } from './lane-product.ts';
 import { bindNorm, staging } from './lane-staging.ts';
-import { type MoeLayer, sigmoidCode } from './moe-layer.ts';
+import { gateScale, type MoeLayer, sigmoidCode } from './moe-layer.ts';
 import { choosesAlong, routeCode } from './moe-route.ts';
 
 /** A pair of matrices, or a stack of pairs of which a row's route picks. */
@@ -76,17 +76,23 @@ export function emitGated(builder: Builder, gated: Gated): void {
   // All workgroups choose, and the first, which does nothing else, writes it down: nobody else waits for the weights.
   const units = used + (always === undefined ? 0 : 1);
   const ownRank = always === undefined ? 'rank' : `min(rank, ${used - 1}u)`;
+  const chosen =
+    routed === undefined || choice !== undefined
+      ? `pickedExpert(${ownRank})`
+      : `min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u)`;
+  const scaled = routed === undefined ? '' : gateScale(routed.layer, text, chosen);
+  const scaleCode = scaled === '' ? '' : `\n  let gateFactor = select(1.0, 1.0${scaled}, rank < ${used}u);`;
   const expertCode =
     routed === undefined
       ? ''
       : choice === undefined
-        ? `  let expert = ${routed.layer.bank.place(`min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u)`)};`
+        ? `  let expert = ${routed.layer.bank.place(chosen)};${scaleCode}`
         : `${choice.pick}
   if (wg.x == 0u) {
 ${choice.write}
     return;
   }
-  let expert = pickedExpert(${ownRank});`;
+  let expert = ${chosen};${scaleCode}`;
   const loads = (
     [gate, up]: readonly [MatrixText, MatrixText],
     unit: GatedUnit,
@@ -132,7 +138,7 @@ ${choice.write}
       (output, [g, u]) => `    let factor = ${staged.factor('0u')};
     let own = groupFirst + ${turn}${output};
     if (own < wide) {
-      let value = silu(${g} * factor) * (${u} * factor);
+      let value = silu(${g} * factor${scaled === '' ? '' : ' * gateFactor'}) * (${u} * factor);
       inner[t * ${outputWidth}u + ${offset} + own] = select(0.0, value, own < ${ofUnit(({ gate }) => rowsOf(gate))});
     }`,
     );

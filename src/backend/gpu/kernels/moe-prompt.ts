@@ -5,7 +5,7 @@
 
 import { columnsOf, KernelText, rowReader } from './kernel-text.ts';
 import { emitTiled } from './linear.ts';
-import { buffer, type MoeLayer, sigmoidCode, value } from './moe-layer.ts';
+import { buffer, gateScale, type MoeLayer, sigmoidCode, value } from './moe-layer.ts';
 import { emitCombine, emitSort, type Sorted } from './moe-sort.ts';
 import { emitTiledGated } from './tiled-gated.ts';
 import { TILE_ROWS, tileKernel } from './tiles.ts';
@@ -40,10 +40,11 @@ function emitIn(layer: MoeLayer, sorted: Sorted): void {
   bank.bind(text);
   const gate = text.matrix(bank.gate);
   const up = text.matrix(bank.up);
+  const scale = gateScale(layer, text, 'expert');
   const half = TILE_ROWS / 2;
   const put = (j: number) => `      {
         let row = first + tx + ${16 * j}u;
-        if (row < ${slot}u) { inner[out + row] = select(0.0, silu(s${j}) * s${j + 2}, row < ${rows}u); }
+        if (row < ${slot}u) { inner[out + row] = select(0.0, silu(s${j}${scale}) * s${j + 2}, row < ${rows}u); }
       }`;
   const code = tileKernel({
     text,

@@ -59,9 +59,8 @@ function moeRow(name: string, mode: Mode, encoding: Encoding): GpuRow {
 /** A layer's matrices by name. */
 function matricesOf({ operation, weights }: KernelRequest): [name: string, weight: WeightShape][] {
   const { prefix } = operation as MoeOperation;
-  return Object.entries(weights).filter(
-    ([part]) => part.startsWith(`${prefix}.`) && part !== `${prefix}.selectionBias`,
-  );
+  const vectors = ['selectionBias', 'gateScale', 'outputScale'].map((name) => `${prefix}.${name}`);
+  return Object.entries(weights).filter(([part]) => part.startsWith(`${prefix}.`) && !vectors.includes(part));
 }
 
 /** true, or what of a layer no row takes. */
