@@ -34,13 +34,27 @@ export interface MatrixSize {
   readonly columns: number;
 }
 
-/**
- * The eight bytes that hold sixteen codes in the order of their columns, low half first, as blocks have them: byte j holds
- * the codes j and j + `half`, so that codes of `2 · half` columns are spread over `half` bytes.
- */
-function spreadCodes(from: Uint8Array, at: number, to: Uint8Array, out: number, half: number, flip: number): void {
-  const code = (column: number) => ((from[at + (column >> 1)] as number) >> ((column & 1) << 2)) & 15;
-  for (let j = 0; j < half; j++) to[out + j] = (code(j) | (code(j + half) << 4)) ^ flip;
+/** Bytes of codes in two orders, and what changes in each of them. */
+interface Move {
+  /** Two codes a byte in the order of their columns, the first in the low half. */
+  readonly from: Uint8Array;
+  readonly at: number;
+  /** As blocks have them: byte j holds the codes j, in its low half, and j + `half`. */
+  readonly to: Uint8Array;
+  readonly out: number;
+  readonly half: 8 | 16;
+  /** Bits of every byte that are turned over. */
+  readonly flip: number;
+}
+
+/** Moves the codes of 2 · `half` columns from one order to the other. */
+function spreadCodes({ from, at, to, out, half, flip }: Move): void {
+  for (let k = 0; k < half / 2; k++) {
+    const a = from[at + k] as number;
+    const b = from[at + k + half / 2] as number;
+    to[out + 2 * k] = ((a & 15) | ((b & 15) << 4)) ^ flip;
+    to[out + 2 * k + 1] = ((a >> 4) | (b & 0xf0)) ^ flip;
+  }
 }
 
 /**
@@ -59,7 +73,8 @@ export function nvfp4View(codes: Stored, scales: Stored, { rows, columns }: Matr
         for (let group = 0; group < 2; group++) {
           const scale = scaled[2 * block + group] as number;
           target[18 * block + group] = scale & 127;
-          spreadCodes(packed, 16 * block + 8 * group, target, 18 * block + 2 + 8 * group, 8, scale > 127 ? 0x88 : 0);
+          const [at, out] = [16 * block + 8 * group, 18 * block + 2 + 8 * group];
+          spreadCodes({ from: packed, at, to: target, out, half: 8, flip: scale > 127 ? 0x88 : 0 });
         }
       }
     },
@@ -77,7 +92,7 @@ export function mxfp4View(codes: Stored, scales: Stored, { rows, columns }: Matr
       const scaled = await read(scales, first * blocks, count * blocks);
       for (let block = 0; block < count * blocks; block++) {
         target[17 * block] = scaled[block] as number;
-        spreadCodes(packed, 16 * block, target, 17 * block + 1, 16, 0);
+        spreadCodes({ from: packed, at: 16 * block, to: target, out: 17 * block + 1, half: 16, flip: 0 });
       }
     },
   });
