@@ -192,13 +192,14 @@ function attention({ attention: spec }: LayerSpec): string {
 
 function feedForward({ feedForward: spec }: LayerSpec): string {
   if (spec.kind === 'dense') return `dense, ${showCount(spec.inner)} wide, ${spec.activation}`;
-  const { experts, used, inner, router, shared, activation } = spec.moe;
+  const { experts, used, inner, router, shared, activation, scaled } = spec.moe;
   return [
     `${experts} experts of ${showCount(inner)}, ${used} used, ${activation}`,
     `${router.gating} router${router.selectionBias ? ' with selection bias' : ''}`,
     ...(router.groups === undefined ? [] : [`${router.groups.used} of ${router.groups.count} groups`]),
     ...(router.normalise ? ['normalised'] : []),
     ...(router.scale === 1 ? [] : [`scaled by ${router.scale}`]),
+    ...(scaled === true ? ['a scale for each matrix'] : []),
     ...(shared === undefined ? [] : [`shared expert of ${showCount(shared.inner)}${shared.gated ? ', gated' : ''}`]),
   ].join(', ');
 }
