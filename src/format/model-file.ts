@@ -41,6 +41,8 @@ export interface TensorInfo {
   /** Bytes from the start of that source. */
   readonly offset: number;
   readonly bytes: number;
+  /** Its bytes are put together, as they are read, of tensors that the file keeps apart (`views.ts`). */
+  readonly joined?: true;
 }
 
 export interface ModelFile {

@@ -214,9 +214,11 @@ export function gatedKernel(
     readonly inputRow: string;
     readonly place: string;
     readonly wide: number;
+    /** WGSL that multiplies what comes of the gate. */
+    readonly gateScale?: string;
   },
 ): string {
-  const { text, tile, start, base, inputRow, place, wide } = given;
+  const { text, tile, start, base, inputRow, place, wide, gateScale = '' } = given;
   const half = tile.rows / 2;
   const parts = [gate, up].map((weight) => ({ weight, matrix: text.matrix(weight), base, first: 'first' }));
   return matrixKernel({
@@ -230,7 +232,7 @@ export function gatedKernel(
     write: `        let row = first + r;
         if (row < ${wide}u) {
           let scale = scaleOf(${inputRow});
-          let value = silu(s0 * ${1 / raisedBy(gate)} * scale) * (s1 * ${1 / raisedBy(up)} * scale);
+          let value = silu(s0 * ${1 / raisedBy(gate)} * scale${gateScale}) * (s1 * ${1 / raisedBy(up)} * scale);
           y[${place} + row] = select(0.0, value, row < ${rowsOf(gate)}u);
         }`,
   });

@@ -17,7 +17,7 @@ export const matrixTolerance: Tolerance = {
 };
 
 /** Formats whose values f16 does not hold: more digits, or more range. */
-const tooFine: readonly FormatId[] = ['F32', 'BF16'];
+const tooFine: readonly FormatId[] = ['F32', 'BF16', 'FP8_32', 'FP8_128'];
 
 /** true, or why the request's device or one of the named weights does not allow products on subgroup matrices. */
 export function acceptsMatrix({ features, weights }: KernelRequest, names: readonly string[]): true | string {

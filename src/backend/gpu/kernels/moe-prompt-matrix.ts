@@ -9,7 +9,7 @@ import { acceptsMatrix, matrixTolerance } from './matrix.ts';
 import { denseTiles, emitMatrix, emitMatrixGated, gatedKernel, halfName, halvesOf } from './matrix-product.ts';
 import { type MatrixTile, matrixKernel, raisedBy } from './matrix-tiles.ts';
 import { acceptsLayer, emitMoe } from './moe.ts';
-import { buffer, type MoeLayer, value } from './moe-layer.ts';
+import { buffer, gateScale, type MoeLayer, value } from './moe-layer.ts';
 import { emitCombine, emitSort, type Sorted } from './moe-sort.ts';
 
 export const moeMatrixRows: readonly GpuRow[] = [
@@ -146,7 +146,8 @@ export function emitMatrixExperts(layer: MoeLayer, how = shape): void {
 }
 
 /** silu(gate · x) ⊙ (up · x) of sorted pairs, in their order. */
-function emitIn({ operation, builder, inner, slot, bank }: MoeLayer, halves: HalfLayout, { tiles, sorted }: Cut): void {
+function emitIn(layer: MoeLayer, halves: HalfLayout, { tiles, sorted }: Cut): void {
+  const { operation, builder, inner, slot, bank } = layer;
   const { moe, prefix } = operation;
   const tile = tiles.in;
   const text = new KernelText()
@@ -164,6 +165,7 @@ function emitIn({ operation, builder, inner, slot, bank }: MoeLayer, halves: Hal
       inputRow: `sorted[${sorted.order}u + place + t] / ${moe.used}u`,
       place: `(place + t) * ${slot}u`,
       wide: slot,
+      gateScale: gateScale(layer, text, 'expert'),
     },
   );
   builder.dispatch('prompt', {

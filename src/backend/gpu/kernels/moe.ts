@@ -88,6 +88,8 @@ export function acceptsLayer(request: KernelRequest): true | string {
 }
 
 function acceptsMoe(moe: MoeSpec): true | string {
+  if (moe.scaled === true && moe.router.weighsInput)
+    return 'scales what experts give by their weights, found weights on their inputs';
   if (moe.experts > MAX_EXPERTS) return `chooses among up to ${MAX_EXPERTS} experts, found ${moe.experts}`;
   const groups = moe.router.groups?.count ?? 0;
   if (groups > MAX_GROUPS) return `ranks up to ${MAX_GROUPS} groups of experts, found ${groups}`;
