@@ -1,6 +1,7 @@
 /**
- * Compiles the CPU kernels (AssemblyScript) to WebAssembly, once with relaxed SIMD and once without, into `build/`. Does
- * nothing when the outputs are newer than every source.
+ * Compiles the CPU kernels (AssemblyScript) to WebAssembly, into `build/`: without relaxed SIMD, with its products of bytes in
+ * pairs, and with its products that are added to a sum (`DOT_SUM` in the sources), which many processors have as one
+ * instruction and the others as several. Does nothing when the outputs are newer than every source.
  */
 
 import { execFileSync } from 'node:child_process';
@@ -13,9 +14,16 @@ const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const sources = join(root, 'src/backend/cpu/assembly');
 const output = join(root, 'build');
 const variants = [
-  { file: 'conclave-relaxed.wasm', features: ['simd', 'threads', 'relaxed-simd'] },
-  { file: 'conclave-simd.wasm', features: ['simd', 'threads'] },
+  { file: 'conclave-dot.wasm', features: ['simd', 'threads', 'relaxed-simd'], dotSum: true },
+  { file: 'conclave-relaxed.wasm', features: ['simd', 'threads', 'relaxed-simd'], dotSum: false },
+  { file: 'conclave-simd.wasm', features: ['simd', 'threads'], dotSum: false },
 ];
+
+/**
+ * Binaryen's usual passes move a kernel's expressions to where they are used, and V8 keeps the order it is given: it then
+ * writes to memory what no longer fits into registers. These passes keep the order of the source.
+ */
+const PASSES = ['simplify-globals', 'inlining', 'merge-blocks', 'vacuum', 'coalesce-locals', 'reorder-locals'];
 
 const DATA_SECTION = 11;
 const newest = Math.max(
@@ -26,7 +34,7 @@ const newest = Math.max(
 );
 const compiler = join(dirname(createRequire(import.meta.url).resolve('assemblyscript/package.json')), 'bin/asc.js');
 mkdirSync(output, { recursive: true });
-for (const { file, features } of variants) {
+for (const { file, features, dotSum } of variants) {
   const target = join(output, file);
   const made = statSync(target, { throwIfNoEntry: false });
   if (made !== undefined && made.mtimeMs > newest) continue;
@@ -40,7 +48,9 @@ for (const { file, features } of variants) {
       '--runtime',
       'stub',
       '--noAssert',
-      '-O3',
+      '-O0',
+      '--runPasses',
+      PASSES.join(','),
       '--importMemory',
       '--sharedMemory',
       '--initialMemory',
@@ -48,6 +58,8 @@ for (const { file, features } of variants) {
       '--maximumMemory',
       '65536',
       '--noColors',
+      '--use',
+      `DOT_SUM=${dotSum ? 1 : 0}`,
       ...features.flatMap((feature) => ['--enable', feature]),
     ],
     { cwd: root, stdio: ['ignore', 'ignore', 'inherit'] },

@@ -10,7 +10,7 @@ const root = fileURLToPath(new URL('..', import.meta.url));
 const dist = join(root, 'dist');
 
 /** What every build of the kernels must have left in build/. */
-const assets = ['conclave-relaxed.wasm', 'conclave-simd.wasm'];
+const assets = ['conclave-dot.wasm', 'conclave-relaxed.wasm', 'conclave-simd.wasm'];
 
 function node(...args: string[]): void {
   const { status } = spawnSync(process.execPath, args, { cwd: root, stdio: 'inherit' });

@@ -30,7 +30,11 @@ export const rooms: readonly Room[] = [
   { path: 'quant', imports: ['errors.ts'] },
   { path: 'format', imports: ['errors.ts', 'quant'] },
   { path: 'synthetic', imports: ['errors.ts', 'quant', 'format'] },
-  { path: 'tokenizer', imports: ['errors.ts', 'format', ...seam], packages: ['@huggingface/jinja'] },
+  {
+    path: 'tokenizer',
+    imports: ['errors.ts', 'format', ...seam],
+    packages: ['@huggingface/jinja', '@huggingface/tokenizers'],
+  },
   { path: 'model', imports: ['errors.ts', 'quant', 'format'] },
   { path: 'experts', imports: ['errors.ts', 'quant', 'format'] },
   {

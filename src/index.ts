@@ -20,6 +20,7 @@ export type {
   RoutingRecording,
   SamplingOptions,
   Session,
+  SpeculationStatistics,
   Usage,
 } from './engine/types.ts';
 export {
@@ -45,7 +46,9 @@ export type {
   PlannedBuffer,
   PlannedOperation,
   PlannedPart,
+  PlannedSpeculation,
   PlannedWeight,
   PlanOptions,
 } from './plan/plan.ts';
 export type { GivenTrace } from './plan/routing.ts';
+export type { SpeculationOption } from './plan/speculation.ts';

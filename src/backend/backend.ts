@@ -47,6 +47,8 @@ export interface Executable {
    * choices the host does not learn are left out. Not while a run is on its way. Absent: no layer tells.
    */
   watch?(watcher: ExpertWatcher | undefined): void;
+  /** Predicts further ahead. Absent where the graph has no `mtp` operations. */
+  readonly mtp?: MtpRunner;
   /** Computes experts for another device. Absent where the graph has no `experts` operations. */
   readonly experts?: ExpertRunner;
   /** After a run, a copy of a named value [T, width], where the backend still has it (the reference keeps all). */
@@ -106,6 +108,27 @@ export interface Drawer {
    * @throws DeviceLostError `device_lost` and other errors of the run; what is wrong with one row is in `Drawn`
    */
   draw(step: Step, draws: readonly Draw[]): Promise<Drawn>;
+}
+
+/**
+ * Runs what predicts further ahead ({@link MtpSection}), beside the model's own runs and never at the same time. What the last of
+ * these gave stays valid meanwhile.
+ */
+export interface MtpRunner {
+  /** [T, width] The `given` value of the model's last run, row by row; valid until its next. */
+  given(): Float32Array;
+  /**
+   * @param step `incoming` has the rows that it goes on from, those of `given` or of `hidden`; row t's token is the one that came
+   * after it
+   * @returns valid until the next run
+   * @throws NonFiniteError `non_finite`
+   */
+  run(step: Step): Promise<{
+    /** [wanted, vocabulary] */
+    readonly logits: Float32Array;
+    /** [T, width] What stands in for `given` where a row further is drafted. */
+    readonly hidden: Float32Array;
+  }>;
 }
 
 /** Pairs of a row and an expert that are to be computed. */

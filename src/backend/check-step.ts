@@ -1,7 +1,7 @@
 /** What a step must be before any of it is written to shared memory: kernels trust every number they find there. */
 
 import { InternalError } from '../errors.ts';
-import type { Graph } from '../model/graph.ts';
+import type { Graph, Operation } from '../model/graph.ts';
 import type { Plan } from '../plan/plan.ts';
 import { drawnIn, PAGE_ROWS, type Step } from './backend.ts';
 
@@ -38,17 +38,19 @@ export function checkStep(step: Step, plan: Plan, vocabulary: number, slots = 0)
 }
 
 /**
- * The rows that a graph gets from outside, where it gets any.
+ * The rows that a run gets from outside, where it gets any.
+ * @param operations of the run
  * @throws InternalError `internal` when they are not there, or are others than the step has
  */
 export function incomingRows(
-  graph: Graph,
+  { widths }: Graph,
   step: Step,
+  operations: readonly Operation[],
 ): { readonly name: string; readonly rows: Float32Array } | undefined {
-  const operation = graph.operations.find(({ kind }) => kind === 'incoming');
+  const operation = operations.find(({ kind }) => kind === 'incoming');
   if (operation === undefined) return undefined;
   const name = operation.output;
-  const expected = step.tokens.length * (graph.widths[name] as number);
+  const expected = step.tokens.length * (widths[name] as number);
   if (step.incoming?.length !== expected) {
     throw new InternalError(
       `a part of the model was given ${step.incoming?.length ?? 'no'} values, expected ${expected}`,

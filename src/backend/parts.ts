@@ -9,7 +9,7 @@ import { weightsOfGraph } from '../model/cut.ts';
 import type { Graph } from '../model/graph.ts';
 import { graphsOfParts, runsLayers } from '../model/part-graphs.ts';
 import type { Plan, PlannedPart } from '../plan/plan.ts';
-import type { Backend, Executable, LoadProgress, PrepareRequest, Step } from './backend.ts';
+import type { Backend, Executable, LoadProgress, MtpRunner, PrepareRequest, Step } from './backend.ts';
 
 export interface PartsRequest extends Omit<PrepareRequest, 'program'> {
   /** By part: what placing has made for its backend already. */
@@ -115,11 +115,15 @@ class PartsExecutable implements Executable {
   readonly #parts: readonly Part[];
   /** Where one part runs all layers. */
   readonly profile?: Executable['profile'];
+  /** That of the last part. */
+  readonly mtp?: MtpRunner;
   #watcher: ExpertWatcher | undefined;
 
   constructor(parts: readonly Part[]) {
     this.#parts = parts;
     const [only, ...more] = parts.filter(({ runs }) => runs);
+    const mtp = parts.find(({ executable }) => executable.mtp !== undefined)?.executable.mtp;
+    if (mtp !== undefined) this.mtp = mtp;
     if (more.length === 0) this.profile = only?.executable.profile?.bind(only.executable);
   }
 

@@ -6,6 +6,7 @@ import type { ExpertStatsSnapshot } from '../experts/stats.ts';
 import type { Bandwidth } from './bandwidth.ts';
 import { describeSnapshot, expertSums, leftOut } from './expert-stats-text.ts';
 import { columns, printable, showBytes, showCount, showPlural, showRate, showTime } from './format.ts';
+import { describeSpeculation, type SpeculationResult } from './speculation-text.ts';
 
 export interface Series {
   readonly tokens: number;
@@ -45,6 +46,8 @@ export interface BenchResult {
     readonly decode?: ExpertStatsSnapshot;
     readonly notCounted: readonly number[];
   };
+  /** What drafting came to in the measured runs of the decode test, where tokens were drafted. */
+  readonly speculation?: SpeculationResult;
   /** Of this process, before the CPU's bandwidth was measured. */
   readonly peakMemoryBytes: number;
 }
@@ -64,6 +67,7 @@ export function describeBench(name: string, result: BenchResult, show: { readonl
     ...columns([['', 'median', 'min', 'max'], ...speed('prefill', prefill), ...speed('decode', decode)], [1, 2, 3]),
     '',
     ...columns(factsOf(result)),
+    ...(result.speculation === undefined ? [] : ['', ...describeSpeculation(result.speculation).trimEnd().split('\n')]),
     ...expertLines(result, show.layers),
     ...(profile?.prefill === undefined ? [] : ['', ...profileLines('prefill', profile.prefill)]),
     ...(profile?.decode === undefined ? [] : ['', ...profileLines('decode', profile.decode)]),

@@ -4,10 +4,10 @@
  */
 
 import type { DeviceBandwidth } from '../backend/backend.ts';
-import type { GenerateOptions, Model, Profile, Session, Usage } from '../engine/types.ts';
+import type { GenerateOptions, Model, Profile, Prompt, Session, Usage } from '../engine/types.ts';
 import { InternalError, UsageError } from '../errors.ts';
 import { collect, loadModel } from './answer.ts';
-import { describeFlags, parseFlags, refusePositional } from './args.ts';
+import { describeFlags, type ParsedArguments, parseFlags, refusePositional } from './args.ts';
 import { measureBandwidth } from './bandwidth.ts';
 import { type BenchProfile, type BenchResult, describeBench, type Series } from './bench-text.ts';
 import { type Context, write } from './context.ts';
@@ -15,7 +15,11 @@ import { type ExitCode, Interrupted } from './fail.ts';
 import { benchFlags, shapeLines } from './flags.ts';
 import { showCount, toJson } from './format.ts';
 import { modelNameOf } from './options.ts';
+import { readPromptFile } from './prompt.ts';
+import { ratesOf } from './speculation-text.ts';
 import { readRouting } from './trace-input.ts';
+
+type BenchValues = ParsedArguments<typeof benchFlags>['values'];
 
 /** Runs that the figures of a profile are medians of. */
 const PROFILE_REPETITIONS = 3;
@@ -40,6 +44,9 @@ More than 100% means that weights stay in the processor's caches.
 On the GPU a prompt and a decoded token in the middle of the test are measured by kernel besides,
 the same kernel of all layers as one, by the GPU's clock, apart from the others; medians
 of ${PROFILE_REPETITIONS} runs.
+
+With --spec the figures are of decoding with drafts as they come, and what came of these is shown with the
+rates that were measured with and without them. Random tokens foretell little of any use: give prompts with -f.
 
 Where experts are split between GPU and CPU, the share of hits and what a run waits for are shown as
 well, of the measured runs, warm-ups left out; --expert-stats shows them layer by layer. Random weights
@@ -67,6 +74,7 @@ export async function bench(argv: readonly string[], context: Context): Promise<
   const { signal } = controller;
   try {
     const startMs = performance.now();
+    const prompts = await promptsOf(values);
     const routing = values.routing === undefined ? undefined : await readRouting(values.routing);
     const model = await loadModel(values, context, { signal, routing, expertStats: values['expert-stats'] });
     const loadMs = performance.now() - startMs;
@@ -74,6 +82,7 @@ export async function bench(argv: readonly string[], context: Context): Promise<
       prefill: values['prompt-tokens'] ?? 512,
       decode: values['decode-tokens'] ?? 128,
       depth: values.depth ?? 1,
+      prompts,
       repetitions: values.repetitions ?? 5,
       seed: Math.max(0, values.seed ?? 0),
       signal,
@@ -123,6 +132,8 @@ interface MeasureRequest {
   readonly decode: number;
   /** Tokens of the prompt that is decoded after, at least 1. */
   readonly depth: number;
+  /** What is decoded after instead, each in turn. */
+  readonly prompts?: readonly string[] | undefined;
   readonly repetitions: number;
   readonly seed: number;
   readonly signal: AbortSignal;
@@ -142,18 +153,21 @@ async function measureAll(model: Model, request: MeasureRequest): Promise<Measur
   return { ...measured, ...(profiled === undefined ? {} : { profiled }) };
 }
 
-type Measured = Pick<BenchResult, 'prefill' | 'decode' | 'experts'>;
+type Measured = Pick<BenchResult, 'prefill' | 'decode' | 'experts' | 'speculation'>;
 
 /** Runs both tests; the first run of each warms up and is dropped, with what its experts did. */
 export async function measure(model: Model, request: MeasureRequest): Promise<Measured> {
-  const { prefill, decode, depth, repetitions, seed, signal } = request;
+  const { prefill, decode, depth, prompts, repetitions, seed, signal } = request;
   checkSizes(request, model.info.context);
   const random = tokenSource(model.info.vocabulary, seed);
+  const drafts = model.plan.speculation !== undefined;
   const rates = async (run: () => Promise<number>) => {
     const all: number[] = [];
     for (let i = 0; i <= repetitions; i++) {
       all.push(await run());
-      if (i === 0) await model.expertStats({ reset: true });
+      if (i > 0) continue;
+      await model.expertStats({ reset: true });
+      if (drafts) await model.speculationStats({ reset: true });
     }
     return all.slice(1);
   };
@@ -168,25 +182,30 @@ export async function measure(model: Model, request: MeasureRequest): Promise<Me
     // Each in a session of its own, so that nothing is reused.
     const runs = await rates(() =>
       inSession(model, async (session) => {
-        const usage = await generate(session, random(prefill), { maxTokens: 1, signal });
+        const usage = await generate(session, { tokens: random(prefill) }, { maxTokens: 1, signal });
         return usage.prefillTokensPerSecond;
       }),
     );
     found = { prefill: series(prefill, runs), ...(await experts('prefill')) };
   }
-  if (decode > 0) {
+  if (decode > 0 && prompts !== undefined) {
+    const runs = await rates(() => decodeRate(model, prompts, { maxTokens: decode, signal }));
+    found = { ...found, decode: series(decode, runs), ...(await experts('decode')) };
+  } else if (decode > 0) {
     // All in one session, so that what they have in common is read once.
     const common = random(depth - 1);
     const runs = await inSession(model, (session) =>
       rates(async () => {
-        const usage = await generate(session, [...common, ...random(1)], { maxTokens: decode, signal });
+        const usage = await generate(session, { tokens: [...common, ...random(1)] }, { maxTokens: decode, signal });
         return usage.decodeTokensPerSecond;
       }),
     );
     const made = { ...series(decode, runs), ...(depth > 1 ? { depth } : {}) };
     found = { ...found, decode: made, ...(await experts('decode')) };
   }
-  return found;
+  const speculation = decode > 0 && drafts ? await model.speculationStats() : undefined;
+  if (speculation === undefined) return found;
+  return { ...found, speculation: { ...speculation, ...ratesOf(speculation, found.experts?.decode) } };
 }
 
 /** The position of the token in the middle of the decode test. */
@@ -242,9 +261,30 @@ async function inSession<T>(model: Model, use: (session: Session) => Promise<T>)
   }
 }
 
+/** Tokens a second of answers to all prompts, the first token of each left out. */
+async function decodeRate(model: Model, prompts: readonly string[], options: GenerateOptions): Promise<number> {
+  let tokens = 0;
+  let elapsedMs = 0;
+  for (const content of prompts) {
+    const usage = await inSession(model, (session) => generate(session, [{ role: 'user', content }], options));
+    tokens += usage.completionTokens - 1;
+    elapsedMs += usage.decodeMs;
+  }
+  return elapsedMs > 0 ? (tokens * 1000) / elapsedMs : 0;
+}
+
+/** @throws UsageError `usage`; SourceError `source` for a file that cannot be read */
+async function promptsOf({ file, depth }: BenchValues): Promise<readonly string[] | undefined> {
+  if (file === undefined) return undefined;
+  if (depth !== undefined) throw new UsageError('--depth is of random tokens, and -f decodes after prompts: give one');
+  const lines = (await readPromptFile(file)).split(/\r?\n/).filter((line) => line.trim() !== '');
+  if (lines.length === 0) throw new UsageError(`${file} has no prompt in it; one a line is expected`);
+  return lines;
+}
+
 /** Generates as many tokens as asked, whatever they are. */
-async function generate(session: Session, tokens: readonly number[], options: GenerateOptions): Promise<Usage> {
-  const { finish } = await collect(session.generate({ tokens }, { ...options, temperature: 0, ignoreEos: true }));
+async function generate(session: Session, prompt: Prompt, options: GenerateOptions): Promise<Usage> {
+  const { finish } = await collect(session.generate(prompt, { ...options, temperature: 0, ignoreEos: true }));
   const { completionTokens } = finish.usage;
   if (completionTokens !== options.maxTokens) {
     throw new InternalError(`asked for ${options.maxTokens} tokens whatever they are, got ${completionTokens}`);

@@ -10,7 +10,7 @@ export const flags = {
     short: 'm',
     kind: 'text',
     value: 'FILE',
-    about: 'a GGUF file or its http(s) address (default: the bundled one)',
+    about: 'a GGUF file, the folder of a safetensors model, or its http(s) address (default: the bundled one)',
   },
   synthetic: {
     kind: 'text',
@@ -117,6 +117,16 @@ export const flags = {
     kind: 'switch',
     about: 'say at the end what the experts did: hits, uploads, load, entropy, waits',
   },
+  spec: {
+    kind: 'text',
+    value: 'HOW',
+    about:
+      "draft tokens and check several in a step: mtp:N (the model's own head), lookup[:N], draft:FILE[:N]; off (default)",
+  },
+  'spec-stats': {
+    kind: 'switch',
+    about: 'say at the end what drafting came to: accepted drafts, tokens a step, experts a step',
+  },
   'gpu-checks': { kind: 'switch', about: "keep the GPU driver's checks of bounds and commands (slower)" },
   kv: { kind: 'choice', choices: ['f16', 'f32'], about: 'number format of the KV cache (default: see plan)' },
   memory: {
@@ -215,6 +225,7 @@ const placement = [
   'expert-uses',
   'expert-prefetch',
   'expert-pin',
+  'spec',
   'gpu-checks',
   'kv',
   'memory',
@@ -248,6 +259,7 @@ export const runFlags = pick([
   'chat',
   ...generation,
   'expert-stats',
+  'spec-stats',
   ...placement,
   ...output,
 ]);
@@ -263,19 +275,11 @@ export const planFlags = pick(['model', 'synthetic', ...placement, ...output]);
 
 export const inspectFlags = pick(['model', 'ignore-key', ...output]);
 
-export const benchFlags = pick([
-  'model',
-  'synthetic',
-  'prompt-tokens',
-  'decode-tokens',
-  'depth',
-  'repetitions',
-  'seed',
-  'routing',
-  'expert-stats',
-  ...placement,
-  ...output,
-]);
+export const benchFlags = {
+  ...pick(['model', 'synthetic', 'prompt-tokens', 'decode-tokens', 'depth']),
+  file: { ...flags.file, about: 'decode after the prompts of this file, one a line, instead of random tokens' },
+  ...pick(['repetitions', 'seed', 'routing', 'expert-stats', ...placement, ...output]),
+} as const satisfies FlagTable;
 
 export const replayFlags = {
   // A model has one cache; a trace is for comparing several.

@@ -1,9 +1,10 @@
 /** What `conclave inspect` prints for a person: tables of what was read. Everything from the file is made printable first. */
 
 import type { ConclaveError, ErrorData } from '../errors.ts';
+import { isJsonObject, type JsonObject, type JsonValue } from '../format/json.ts';
 import type { MetadataScalar, MetadataValue, TensorInfo } from '../format/model-file.ts';
 import type { Ignored } from '../model/family-reader.ts';
-import type { Activation, LayerSpec, ModelSpec } from '../model/spec.ts';
+import type { Activation, AttentionSpec, LayerSpec, ModelSpec } from '../model/spec.ts';
 import { showRanges, wrap } from '../plan/show.ts';
 import { columns, printable, printableName, quoted, showBytes, showCount, showPlural } from './format.ts';
 
@@ -20,6 +21,8 @@ export interface Inspection {
   readonly version: number;
   readonly sources: readonly { readonly name: string; readonly bytes: number }[];
   readonly metadata: Readonly<Record<string, MetadataValue>>;
+  /** `config.json`, of a safetensors folder. */
+  readonly config?: JsonObject;
   readonly tensors: readonly TensorInfo[];
   readonly formats: readonly {
     readonly format: string;
@@ -48,6 +51,7 @@ export function describeInspection(inspection: Inspection): string {
     '',
     `metadata: ${showPlural(keys.length, 'key')}`,
     ...indent(columns(keys.map(([key, value]) => [printableName(key), typeOf(value), showValue(value)]))),
+    ...(inspection.config === undefined ? [] : configLines(inspection.config)),
     '',
     `tensors: ${showCount(tensors.length)}`,
     ...indent(columns(tensors.map(tensorRow), [3])),
@@ -100,6 +104,24 @@ function showScalar(value: MetadataScalar, most: number): string {
   return typeof value === 'number' && !Number.isInteger(value) ? `${Number(value.toPrecision(7))}` : `${value}`;
 }
 
+function configLines(config: JsonObject): string[] {
+  const rows = leavesOf(config, '').map(([name, value]) => [printableName(name), quotedJson(value)]);
+  return ['', `config.json: ${showPlural(rows.length, 'key')}`, ...indent(columns(rows))];
+}
+
+/** Keys with what stands under them; those of nested objects have a dot. */
+function leavesOf(value: JsonObject, path: string): [string, JsonValue][] {
+  return Object.entries(value).flatMap(([name, found]): [string, JsonValue][] =>
+    isJsonObject(found) ? leavesOf(found, `${path}${name}.`) : [[`${path}${name}`, found]],
+  );
+}
+
+function quotedJson(value: JsonValue): string {
+  if (typeof value === 'string') return quoted(value, 60);
+  const text = printable(JSON.stringify(value));
+  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
+}
+
 function tensorRow({ name, format, shape, bytes }: TensorInfo): string[] {
   return [printableName(name), printableName(format), `[${shape.join(', ')}]`, showBytes(bytes)];
 }
@@ -139,6 +161,7 @@ function modelRows(spec: ModelSpec): string[][] {
     ['hidden', showCount(spec.hidden)],
     ['trained context', showPlural(spec.trainedContext, 'token')],
     ['head', spec.head.tied ? 'the embedding again' : 'its own weight'],
+    ...factors(spec),
   ];
   const alike = new Map<string, { readonly layer: LayerSpec; readonly numbers: number[] }>();
   spec.layers.forEach((layer, index) => {
@@ -155,10 +178,24 @@ function modelRows(spec: ModelSpec): string[][] {
   return rows;
 }
 
+/** What is multiplied with a number of the model's, if anything is. */
+function factors({ embedding, residualScale, head }: ModelSpec): string[][] {
+  const all = [
+    ...(embedding === undefined ? [] : [`embedding ${showFactor(embedding.scale)}`]),
+    ...(residualScale === undefined ? [] : [`what layers add ${showFactor(residualScale)}`]),
+    ...(head.logitScale === undefined ? [] : [`logits ${showFactor(head.logitScale)}`]),
+  ];
+  return all.length === 0 ? [] : [['factors', all.join(', ')]];
+}
+
+function showFactor(factor: number): string {
+  return `× ${Number(factor.toPrecision(6))}`;
+}
+
 function attention({ attention: spec }: LayerSpec): string {
-  const { heads, kvHeads, headDim, valueDim, rope, qkNorm, reach, gate } = spec;
+  const { rope, qkNorm, reach, gate } = spec;
   return [
-    `${showPlural(heads, 'head')} of ${headDim}${valueDim === headDim ? '' : ` (values of ${valueDim})`} over ${showPlural(kvHeads, 'key/value head')}`,
+    ...headsOf(spec),
     ...(rope === undefined
       ? ['no rotation']
       : [
@@ -172,6 +209,17 @@ function attention({ attention: spec }: LayerSpec): string {
     ...(spec.temperature === undefined ? [] : ['a temperature by position']),
     ...(gate === undefined ? [] : [`a ${gate.activation} gate for each ${gate.per}`]),
   ].join(', ');
+}
+
+function headsOf({ heads, kvHeads, headDim, valueDim, latent }: AttentionSpec): string[] {
+  const of = (key: number, value: number) =>
+    `${showPlural(heads, 'head')} of ${key}${value === key ? '' : ` (values of ${value})`}`;
+  if (latent === undefined) return [`${of(headDim, valueDim)} over ${showPlural(kvHeads, 'key/value head')}`];
+  const rotated = headDim - valueDim;
+  return [
+    `${of(latent.plainDim + rotated, latent.headValueDim)} over a latent of ${valueDim} and ${rotated} rotated beside it`,
+    ...(latent.queryRank === undefined ? [] : [`queries through a rank of ${latent.queryRank}`]),
+  ];
 }
 
 function feedForward({ feedForward: spec }: LayerSpec): string {

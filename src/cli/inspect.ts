@@ -8,7 +8,7 @@ import type { ModelFile } from '../format/model-file.ts';
 import { openModelFile } from '../format/open.ts';
 import { readModel } from '../model/read-model.ts';
 import { nodePlatform } from '../platform/node.ts';
-import { readTokenizer } from '../tokenizer/index.ts';
+import { tokenizerOf } from '../tokenizer/index.ts';
 import { describeFlags, parseFlags, refusePositional } from './args.ts';
 import { bundledModel, type Context, write } from './context.ts';
 import type { ExitCode } from './fail.ts';
@@ -20,6 +20,7 @@ export const inspectHelp = `Show what a model file holds: header, metadata, tens
 
   conclave inspect model.gguf
   conclave inspect -m model.gguf --json
+  conclave inspect a-safetensors-folder
 
 A sound file that Conclave cannot run is shown all the same, with the reason at the end and exit code 0. A damaged one
 is shown as far as it can be read, with exit code 1.
@@ -84,11 +85,13 @@ function read(
       bytes: total.bytes + bytes,
     });
   }
-  const tokenizer = part(() => readTokenizer(file.metadata, file.name).summary());
   const model = part(() => {
     const { spec, ignored } = readModel(file, { ignoreKeys });
     return { spec, ignored };
   });
+  // A folder's vocabulary is as large as its model's embedding, and is not read without it.
+  const vocabulary = file.container === 'gguf' ? 0 : model.value?.spec.vocabulary;
+  const tokenizer = vocabulary === undefined ? {} : part(() => tokenizerOf(file, vocabulary).summary());
   const faults = [fault, tokenizer.fault, model.fault].filter((each) => each !== undefined);
   return {
     file: file.name,
@@ -96,6 +99,7 @@ function read(
     version: file.version,
     sources: file.sources.map(({ name, size }) => ({ name, bytes: size })),
     metadata: Object.fromEntries(file.metadata),
+    config: file.folder?.config,
     tensors,
     formats: [...formats.values()].sort((a, b) => b.bytes - a.bytes),
     tokenizer: tokenizer.value,

@@ -9,6 +9,7 @@ import type { GenerateOptions, LoadOptions } from '../engine/types.ts';
 import { UsageError } from '../errors.ts';
 import type { SourceInput } from '../format/source.ts';
 import type { DeviceOption, PlanOptions } from '../plan/plan.ts';
+import { parseSpeculation } from '../plan/speculation.ts';
 import { syntheticModel } from '../synthetic/source.ts';
 import type { ParsedArguments } from './args.ts';
 import { bundledModel } from './context.ts';
@@ -20,7 +21,7 @@ export type PlanValues = Omit<
   ParsedArguments<typeof planFlags>['values'],
   'model' | 'synthetic' | 'json' | 'verbose' | 'help'
 >;
-type GenerateValues = Omit<ParsedArguments<typeof runFlags>['values'], 'chat' | 'expert-stats'>;
+type GenerateValues = Omit<ParsedArguments<typeof runFlags>['values'], 'chat' | 'expert-stats' | 'spec-stats'>;
 
 /**
  * What `plan`, `run`, `trace` and `bench` ask of the plan.
@@ -46,6 +47,7 @@ export async function planOptions(values: PlanValues): Promise<PlanOptions> {
     arenaBytes: values['arena-bytes'],
     ignoreKeys: values['ignore-key'],
     memoryBytes: values.memory,
+    speculation: values.spec === undefined ? undefined : parseSpeculation(values.spec),
   });
 }
 

@@ -12,6 +12,7 @@ import { runFlags } from './flags.ts';
 import { toJson } from './format.ts';
 import { generateOptions } from './options.ts';
 import { readPromptFile, readPromptStream } from './prompt.ts';
+import { describeSpeculation, speculationOf } from './speculation-text.ts';
 
 export const DEFAULT_QUESTION = 'What is a glacier?';
 
@@ -70,7 +71,7 @@ export async function run(argv: readonly string[], context: Context, name: 'run'
     if (text === undefined) {
       release();
       const code = await chat({ model, context, system: values.system, options });
-      await tellExperts(values, model, context);
+      await tellStats(values, model, context);
       return code;
     }
     if (name === 'start' && values.json !== true) await write(context.stderr, `${dim(`> ${text}`, context)}\n`);
@@ -81,14 +82,15 @@ export async function run(argv: readonly string[], context: Context, name: 'run'
       const { finish } = await collect(parts);
       const { reason, tokens, usage } = finish;
       const experts = values['expert-stats'] === true ? await model.expertStats() : undefined;
-      const result = { model: model.info, text: finish.text, tokens, finish: reason, usage, experts };
+      const speculation = values['spec-stats'] === true ? await speculationOf(model) : undefined;
+      const result = { model: model.info, text: finish.text, tokens, finish: reason, usage, experts, speculation };
       await write(context.stdout, `${toJson(result)}\n`);
       return 0;
     }
     const { finish } = await collect(parts, (piece) => writeText(piece, context));
     if (!finish.text.endsWith('\n')) await write(context.stdout, '\n');
     await write(context.stderr, `${dim(describeUsage(finish), context)}\n`);
-    await tellExperts(values, model, context);
+    await tellStats(values, model, context);
     return 0;
   } finally {
     release();
@@ -96,8 +98,10 @@ export async function run(argv: readonly string[], context: Context, name: 'run'
   }
 }
 
-/** With `--expert-stats`, what the experts did. */
-async function tellExperts(values: RunValues, model: Model, context: Context): Promise<void> {
+/** With `--spec-stats`, what drafting came to; with `--expert-stats`, what the experts did. */
+async function tellStats(values: RunValues, model: Model, context: Context): Promise<void> {
+  const speculation = values['spec-stats'] === true ? await speculationOf(model) : undefined;
+  if (speculation !== undefined) await write(context.stderr, `\n${describeSpeculation(speculation)}`);
   const experts = values['expert-stats'] === true ? await model.expertStats() : undefined;
   if (experts !== undefined) await write(context.stderr, `\n${describeExpertStats(experts)}`);
 }
@@ -110,6 +114,9 @@ export function messages(system: string | undefined, user: string): readonly Cha
 /** Flags that say two things at once. */
 function checkTogether(values: RunValues): void {
   const given = (names: readonly (keyof RunValues)[]) => names.filter((name) => values[name] !== undefined);
+  if (values['spec-stats'] === true && (values.spec === undefined || values.spec === 'off')) {
+    throw new UsageError('--spec-stats tells of drafts, and nothing is drafted without --spec');
+  }
   const rivals: readonly (readonly (keyof RunValues)[])[] = [
     ['prompt', 'file', 'chat'],
     ['raw', 'system'],

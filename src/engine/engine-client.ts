@@ -15,6 +15,7 @@ import { answerRead } from './port-source.ts';
 import type { ProfileRequest } from './profile.ts';
 import {
   type Command,
+  type DraftModel,
   type EngineBoot,
   type EngineEvent,
   FLAG_COMMANDS,
@@ -27,6 +28,7 @@ import {
 } from './protocol.ts';
 import { RequestStream } from './request-stream.ts';
 import { type RoutingBlock, RoutingReceiver } from './routing-recorder.ts';
+import type { SpeculationSnapshot } from './speculate/stats.ts';
 import type { Profile } from './types.ts';
 
 /** How long a loop may take to end its run before the worker is ended under it. */
@@ -62,6 +64,8 @@ export interface EngineStart {
   readonly expertStats?: boolean;
   readonly routing?: Uint16Array;
   readonly expertUses?: readonly ArrayLike<number>[];
+  /** What drafts for it, whose sources are then behind its own in `sources`. */
+  readonly draft?: DraftModel;
   onProgress?(progress: { readonly bytesDone: number; readonly bytesTotal: number }): void;
   onFault?(error: ConclaveError): void;
   readonly signal?: AbortSignal;
@@ -123,7 +127,7 @@ export class EngineClient {
     onFault,
     ...more
   }: EngineStart) {
-    const { expertStats, routing, expertUses } = more;
+    const { expertStats, routing, expertUses, draft } = more;
     this.#flags = booted.flags && new Int32Array(booted.flags);
     this.#sources = sources;
     this.#onProgress = onProgress;
@@ -143,6 +147,8 @@ export class EngineClient {
       expertStats,
       routing,
       expertUses,
+      speculation: plan.speculation,
+      draft,
     } satisfies PrepareCommand);
   }
 
@@ -180,6 +186,11 @@ export class EngineClient {
   /** Gives nothing where nothing is counted. */
   expertStats(reset: boolean): Promise<RunStatsSnapshot | undefined> {
     return this.#ask((request) => ({ type: 'expert-stats', request, reset }));
+  }
+
+  /** Gives nothing where nothing is drafted. */
+  speculationStats(reset: boolean): Promise<SpeculationSnapshot | undefined> {
+    return this.#ask((request) => ({ type: 'speculation-stats', request, reset }));
   }
 
   /**
@@ -297,6 +308,7 @@ export class EngineClient {
       case 'profile':
         this.#answer(event.request, event.profile);
         break;
+      case 'speculation-stats':
       case 'expert-stats':
         this.#answer(event.request, event.stats);
         break;

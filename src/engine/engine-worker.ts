@@ -14,6 +14,8 @@ const workers = devices.includes('cpu')
   ? Array.from({ length: threads - 1 }, () => place.spawnWorker('cpu-worker', undefined))
   : undefined;
 
+let cpu: Backend | undefined;
+
 /** Only the code of devices that are used is loaded. */
 async function backendFor(device: DeviceName): Promise<Backend> {
   switch (device) {
@@ -22,7 +24,8 @@ async function backendFor(device: DeviceName): Promise<Backend> {
     case 'gpu':
       return (await import('../backend/gpu/backend.ts')).gpuBackend();
     case 'cpu':
-      return (await import('../backend/cpu/backend.ts')).cpuBackend({ workers });
+      cpu ??= (await import('../backend/cpu/backend.ts')).cpuBackend({ workers });
+      return cpu;
   }
 }
 

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { CorruptFileError } from '../errors.ts';
 import type { MetadataType, MetadataValue } from '../format/model-file.ts';
-import { readFileSampling } from './file-defaults.ts';
+import { folderSampling, readFileSampling } from './file-defaults.ts';
 
 const metadata = (entries: Record<string, [MetadataType, number | string | boolean]>) =>
   new Map<string, MetadataValue>(
@@ -62,4 +62,22 @@ test('a value that cannot be meant is a damaged file, named by key', () => {
       (error) => error instanceof CorruptFileError && error.message.includes(`m.gguf: key general.sampling.${key}`),
     );
   }
+});
+
+test('a folder is followed where it says that it samples, and what is not followed is named', () => {
+  const said = { temperature: 0.6, top_k: 20, top_p: 0.9, repetition_penalty: 1.05, num_beams: 1, eos_token_id: 7 };
+  const { defaults, ignored } = folderSampling({ do_sample: true, ...said }, 'a folder');
+  assert.deepEqual(defaults, { temperature: 0.6, topK: 20, topP: 0.9, repeatPenalty: 1.05 });
+  assert.deepEqual(
+    ignored.map(({ name }) => name),
+    ['num_beams'],
+  );
+  const greedy = folderSampling(said, 'a folder');
+  assert.deepEqual(greedy.defaults, {});
+  assert.equal(greedy.ignored.length, 5);
+  assert.throws(
+    () => folderSampling({ do_sample: true, top_p: 2 }, 'a folder'),
+    (error) =>
+      error instanceof CorruptFileError && /a folder: top_p of generation_config\.json: found 2/.test(error.message),
+  );
 });

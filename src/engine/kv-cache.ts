@@ -66,6 +66,12 @@ export class Timeline {
     return this.#table;
   }
 
+  /** How many more positions it may have without taking pages from anybody. */
+  get room(): number {
+    const pages = Math.min(this.#pages.length, this.#pageCount + this.#pool.free);
+    return pages * PAGE_ROWS - this.#length;
+  }
+
   /**
    * Makes sure that `rows` more positions have pages; all of them or none.
    * @throws OutOfMemoryError `out_of_memory` when too few pages are free.

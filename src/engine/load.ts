@@ -13,13 +13,16 @@ import { explain } from '../plan/explain.ts';
 import { plan as makePlan, programsOf } from '../plan/place.ts';
 import type { DeviceName, Plan, PlanOptions } from '../plan/plan.ts';
 import { checkRoutingUse, routedModel } from '../plan/routing.ts';
+import { readSpeculation } from '../plan/speculation.ts';
 import { type Platform, platform } from '../platform/index.ts';
-import { readTokenizer, type Tokenizer } from '../tokenizer/index.ts';
+import { type Tokenizer, tokenizerOf } from '../tokenizer/index.ts';
 import { type BootedEngine, bootEngine, EngineClient } from './engine-client.ts';
 import { startOrFallBack } from './fallback.ts';
-import { type FileSampling, readFileSampling } from './file-defaults.ts';
+import { type FileSampling, samplingOf } from './file-defaults.ts';
 import { LoadedModel } from './model.ts';
 import { checkLoadOptions, checkThreads } from './options.ts';
+import { draftModel, draftOptions } from './speculate/draft-plan.ts';
+import { checkSameVocabulary, type NamedTokenizer } from './speculate/vocabulary.ts';
 import { chatTemplates } from './templates.ts';
 import type { LoadOptions, Model, ModelInfo, PrintablePlan } from './types.ts';
 
@@ -84,18 +87,21 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
     return booted;
   };
   let file: ModelFile | undefined;
+  let draftFile: ModelFile | undefined;
   const abandoned = new AbortController();
   // While a read is awaited nothing else would end the worker.
   const stop = () => void booted?.worker.terminate();
   signal?.addEventListener('abort', stop);
   try {
-    const opened = await open(place, source, planOptions, () => {
+    const { opened, draft } = await openAll(place, source, planOptions, () => {
       // Reading the file's head and planning takes about as long as starting workers.
       boot(sureDevices(planOptions));
     });
     const { model, graph, sampling } = opened;
-    const { sources } = opened.file;
     file = opened.file;
+    draftFile = draft?.file;
+    const sources = [...model.sources, ...(draft?.model.sources ?? [])];
+    const firstSource = model.sources.length;
     signal?.throwIfAborted();
     let starts = 0;
     const start = async (made: Plan) => {
@@ -109,9 +115,11 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
         graph,
         weights: model.weights,
         sources,
-        expertStats: expertStats ?? made.experts !== undefined,
+        // How many experts the rows of a step have in common decides whether drafting pays.
+        expertStats: expertStats ?? (made.experts !== undefined || made.speculation !== undefined),
         routing: routing?.ids,
         expertUses: planOptions.expertUses,
+        ...(draft === undefined ? {} : { draft: draftModel(draft, firstSource) }),
         onProgress,
         onFault,
         signal: signal === undefined ? abandoned.signal : AbortSignal.any([signal, abandoned.signal]),
@@ -122,7 +130,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
     starting.catch(() => {});
     let tokenizer: Tokenizer;
     try {
-      tokenizer = readTokenizer(file.metadata, file.name);
+      tokenizer = tokenizerOf(file, model.spec.vocabulary);
     } catch (error) {
       abandoned.abort(error);
       await starting.catch(() => {});
@@ -132,6 +140,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
     const templates = chatTemplates(place, tokenizer, file.name);
     return new LoadedModel({
       file,
+      draftFile,
       engine,
       tokenizer,
       templates,
@@ -142,7 +151,7 @@ async function loadModel(source: SourceInput, options: LoadOptions): Promise<Mod
     });
   } catch (error) {
     await booted?.worker.terminate();
-    await file?.close();
+    await Promise.all([file?.close(), draftFile?.close()]);
     throw error;
   } finally {
     signal?.removeEventListener('abort', stop);
@@ -160,11 +169,12 @@ export async function planModel(
   checkLoadOptions(options);
   const place = await platform();
   checkThreads(options.threads, place.threads());
-  const { file, model, plan } = await open(place, source, options);
+  const { opened, draft } = await openAll(place, source, options);
+  const { file, model, plan } = opened;
   try {
-    readTokenizer(file.metadata, file.name);
+    tokenizerOf(file, model.spec.vocabulary);
   } finally {
-    await file.close();
+    await Promise.all([file.close(), draft?.file.close()]);
   }
   return { plan: printable(plan), info: describe(file, model, plan) };
 }
@@ -190,12 +200,48 @@ async function findGpu(place: Platform, options: PlanOptions): Promise<GpuFacts>
   }
 }
 
-/** @param onOpened called once there is a file to read */
-async function open(
+/** A model, and where another one drafts for it that one, whose memory comes first. @param onOpened as {@link open} takes it */
+async function openAll(
   place: Platform,
   source: SourceInput,
   options: PlanOptions,
   onOpened?: () => void,
+): Promise<{ readonly opened: Opened; readonly draft?: Opened }> {
+  const speculation = readSpeculation(options.speculation);
+  if (speculation === undefined) return { opened: await open(place, source, options, { onOpened }) };
+  const { drafts } = speculation;
+  if (speculation.source !== 'draft') {
+    const planned = { source: speculation.source, drafts };
+    return { opened: await open(place, source, options, { onOpened, speculation: planned }) };
+  }
+  const draft = await open(place, speculation.model, draftOptions(options));
+  try {
+    const { name, architecture } = describe(draft.file, draft.model, draft.plan);
+    const model = { name, architecture, bytes: draft.plan.bytes.total };
+    const opened = await open(place, source, options, { onOpened, speculation: { source: 'draft', drafts, model } });
+    try {
+      checkSameVocabulary(vocabularyOf(opened), vocabularyOf(draft));
+    } catch (error) {
+      await opened.file.close();
+      throw error;
+    }
+    return { opened, draft };
+  } catch (error) {
+    await draft.file.close();
+    throw error;
+  }
+}
+
+function vocabularyOf({ file, model }: Opened): NamedTokenizer {
+  return { name: file.name, tokenizer: tokenizerOf(file, model.spec.vocabulary) };
+}
+
+/** @param more.onOpened called once there is a file to read */
+async function open(
+  place: Platform,
+  source: SourceInput,
+  options: PlanOptions,
+  { onOpened, speculation }: { readonly onOpened?: () => void; readonly speculation?: Plan['speculation'] } = {},
 ): Promise<Opened> {
   checkDevices(options);
   const modelSource = await place.openSource(source);
@@ -208,20 +254,24 @@ async function open(
     throw error;
   }
   try {
-    const { metadata, name } = file;
-    const model = readModel(file, { ignoreKeys: options.ignoreKeys });
-    const sampling = readFileSampling(metadata, name);
+    const model = readModel(file, { ignoreKeys: options.ignoreKeys, mtp: speculation?.source === 'mtp' });
+    const sampling = samplingOf(file);
     const graph = buildGraph(model.spec);
+    // What drafts takes its memory from the same.
+    const taken = speculation?.model?.bytes ?? 0;
+    const less = (bytes: number) => Math.max(0, bytes - taken);
+    const { memoryBytes } = options;
     const planWith = (gpu: GpuFacts) =>
       makePlan({
         spec: model.spec,
         graph,
         weights: model.weights,
         ignored: [...model.ignored, ...sampling.ignored],
-        options,
+        options: memoryBytes === undefined ? options : { ...options, memoryBytes: less(memoryBytes) },
+        speculation,
         platform: {
           threads: place.threads(),
-          freeMemoryBytes: place.freeMemoryBytes(),
+          freeMemoryBytes: less(place.freeMemoryBytes()),
           features: place.features(),
           ...gpu,
         },
@@ -240,17 +290,21 @@ async function open(
   }
 }
 
-function describe(file: ModelFile, { spec }: ReadModel, plan: Plan): ModelInfo {
-  const name = file.metadata.get('general.name');
-  let parameters = 0;
-  for (const { shape } of file.tensors.values()) parameters += shape.reduce((product, length) => product * length, 1);
+function describe(file: ModelFile, { spec, parameters }: ReadModel, plan: Plan): ModelInfo {
   return {
-    name: name?.type === 'string' && typeof name.value === 'string' && name.value !== '' ? name.value : file.name,
+    name: nameOf(file),
     architecture: spec.architecture,
     parameters,
     context: plan.context,
     vocabulary: spec.vocabulary,
   };
+}
+
+/** What the file calls its model; else what the file is called, and of a folder, the folder. */
+function nameOf({ metadata, name, folder }: ModelFile): string {
+  const said = metadata.get('general.name');
+  if (said?.type === 'string' && typeof said.value === 'string' && said.value !== '') return said.value;
+  return folder?.config === undefined ? name : (folder.name.split(/[/\\]/).findLast((part) => part !== '') ?? name);
 }
 
 function printable(plan: Plan): PrintablePlan {

@@ -5,31 +5,32 @@
 
 import type { Backend, DeviceBandwidth, Executable, PrepareRequest } from '../backend/backend.ts';
 import { prepareParts } from '../backend/parts.ts';
-import { recordError } from '../errors.ts';
+import { type ConclaveError, recordError } from '../errors.ts';
 import { GivenIds } from '../experts/given-routing.ts';
 import type { DeviceName, Plan } from '../plan/plan.ts';
 import { type RoutedModel, routedModel } from '../plan/routing.ts';
 import type { WorkerPort } from '../platform/platform.ts';
 import { ExpertObserver } from './expert-observer.ts';
 import { PagePool, Timeline } from './kv-cache.ts';
+import { Mail } from './mail.ts';
 import { PortSources } from './port-source.ts';
 import { profileRows } from './profile.ts';
-import {
-  type Command,
-  type EngineBoot,
-  type EngineEvent,
-  FLAG_COMMANDS,
-  FLAG_RECEIVED,
-  type GenerateCommand,
-  type Outcome,
-  type PrepareCommand,
-  type ReadReply,
-  type RoutingTaken,
-  type Timing,
+import type {
+  Command,
+  EngineBoot,
+  EngineEvent,
+  GenerateCommand,
+  Outcome,
+  PrepareCommand,
+  ReadReply,
+  RoutingTaken,
+  Timing,
 } from './protocol.ts';
 import { Request } from './request.ts';
 import { Sampler, SamplerWorkspace } from './sampler.ts';
 import { Scheduler } from './scheduler.ts';
+import type { Speculator } from './speculate/speculator.ts';
+import { startSpeculation, weightsByName } from './speculate/start.ts';
 
 /** `tokens` messages that may be on their way before the loop gathers tokens instead of posting each. */
 const MESSAGES_AHEAD = 4;
@@ -67,23 +68,27 @@ export async function runEngine(port: WorkerPort, backendFor: BackendFor): Promi
     const data = await prepare.promise;
     const { plan, programs, spec, graph } = data;
     const routed = routedModel(plan, spec);
+    const onFault = (error: ConclaveError) => post({ type: 'fault', error: recordError(error) });
+    const all = data.sources.map((source, index) => sources.source(index, source));
     executable = await prepareParts(
       {
         plan,
         programs,
         spec,
         graph,
-        weights: new Map(data.weights.map((weight) => [weight.name, weight])),
-        sources: data.sources.map((source, index) => sources.source(index, source)),
+        weights: weightsByName(data.weights),
+        sources: all,
         ...(routed === undefined ? {} : givenTo(routed, data)),
         onProgress: throttle(post),
-        onFault: (error) => post({ type: 'fault', error: recordError(error) }),
+        onFault,
       },
       backendFor,
     );
-    post({ type: 'ready', bytes: executable.bytes });
-    loop = new EngineLoop({ post, mail, data, routed, executable });
+    const speculator = await startSpeculation(data, { executable, sources: all, backendFor, onFault });
+    post({ type: 'ready', bytes: executable.bytes + (speculator?.bytes ?? 0) });
+    loop = new EngineLoop({ post, mail, data, routed, executable, speculator });
     await loop.run();
+    await speculator?.dispose();
     await executable.dispose();
     post({ type: 'disposed' });
   } catch (error) {
@@ -113,48 +118,6 @@ function throttle(
   };
 }
 
-/** Commands as they come, and whether more are on their way. */
-class Mail {
-  readonly #flags: Int32Array | undefined;
-  #commands: Command[] = [];
-  #received = 0;
-  #wake: (() => void) | undefined;
-
-  constructor(flags: SharedArrayBuffer | undefined) {
-    this.#flags = flags && new Int32Array(flags);
-  }
-
-  deliver(command: Command): void {
-    this.#commands.push(command);
-    this.#received++;
-    this.#wake?.();
-  }
-
-  /** Every command there is; waits for one when `idle`, else only for those that were announced. */
-  async take(idle: boolean): Promise<readonly Command[]> {
-    while (idle ? this.#commands.length === 0 : this.#announced()) {
-      await new Promise<void>((resolve) => {
-        this.#wake = resolve;
-      });
-    }
-    // Without shared memory nothing tells of commands: look after every run.
-    if (!idle && this.#flags === undefined) await new Promise((resolve) => setTimeout(resolve, 0));
-    if (this.#commands.length === 0) return [];
-    const commands = this.#commands;
-    this.#commands = [];
-    return commands;
-  }
-
-  /** How many `tokens` messages the main side has dealt with; all of them where that is not known. */
-  get tokensReceived(): number {
-    return this.#flags === undefined ? Infinity : Atomics.load(this.#flags, FLAG_RECEIVED);
-  }
-
-  #announced(): boolean {
-    return this.#flags !== undefined && this.#received < Atomics.load(this.#flags, FLAG_COMMANDS);
-  }
-}
-
 interface LoopOptions {
   readonly post: (event: EngineEvent, transfer?: readonly Transferable[]) => void;
   readonly mail: Mail;
@@ -162,6 +125,8 @@ interface LoopOptions {
   /** Absent: the model has no experts, or some that nothing is told of. */
   readonly routed: RoutedModel | undefined;
   readonly executable: Executable;
+  /** Absent: nothing is drafted. */
+  readonly speculator: Speculator | undefined;
 }
 
 class EngineLoop {
@@ -170,6 +135,7 @@ class EngineLoop {
   readonly #plan: Plan;
   readonly #vocabulary: number;
   readonly #executable: Executable;
+  readonly #speculator: Speculator | undefined;
   readonly #scheduler: Scheduler;
   readonly #pool: PagePool;
   readonly #timelines = new Map<number, Timeline>();
@@ -181,12 +147,13 @@ class EngineLoop {
   #bandwidth: DeviceBandwidth | undefined;
   readonly #experts: ExpertObserver;
 
-  constructor({ post, mail, data, routed, executable }: LoopOptions) {
+  constructor({ post, mail, data, routed, executable, speculator }: LoopOptions) {
     this.#post = post;
     this.#mail = mail;
     this.#plan = data.plan;
     this.#vocabulary = data.spec.vocabulary;
     this.#executable = executable;
+    this.#speculator = speculator;
     this.#pool = new PagePool(data.plan.cache.pages);
     this.#pool.onShortage = (needed, asking) => this.#reclaim(needed, asking);
     this.#scheduler = new Scheduler({
@@ -195,6 +162,7 @@ class EngineLoop {
       promptRows: data.plan.maxRows.prompt,
       stepRows: Math.min(data.plan.maxRows.step, data.plan.maxRows.wanted),
       vocabulary: data.spec.vocabulary,
+      speculator,
       now: () => performance.now(),
       onToken: (request, token) => {
         const waiting = this.#outbox.get(request);
@@ -281,6 +249,11 @@ class EngineLoop {
         this.#post({ type: 'expert-stats', request: command.request, stats: this.#experts.stats?.snapshot() });
         if (command.reset) this.#experts.stats?.reset();
         break;
+      case 'speculation-stats': {
+        const stats = this.#speculator?.snapshot(command);
+        this.#post({ type: 'speculation-stats', request: command.request, stats });
+        break;
+      }
       case 'record-routing':
         await this.#scheduler.settle();
         await this.#experts.record(command.on);

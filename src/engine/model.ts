@@ -5,7 +5,7 @@ import type { ModelFile } from '../format/model-file.ts';
 import { type RoutedModel, recordedModel } from '../plan/routing.ts';
 import type { Tokenizer } from '../tokenizer/index.ts';
 import type { EngineClient } from './engine-client.ts';
-import { checkExpertStatsOptions, checkMessages, checkProfileOptions, checkTokens } from './options.ts';
+import { checkMessages, checkProfileOptions, checkStatsOptions, checkTokens } from './options.ts';
 import { ModelSession } from './session.ts';
 import type { ChatTemplates } from './templates.ts';
 import type {
@@ -20,6 +20,7 @@ import type {
   RoutingRecording,
   SamplingOptions,
   Session,
+  SpeculationStatistics,
 } from './types.ts';
 
 /** Bytes of logits that `Model.logits` gives at the most. */
@@ -27,6 +28,8 @@ const MAX_LOGITS_BYTES = 2 ** 31;
 
 export interface ModelParts {
   readonly file: ModelFile;
+  /** Of the model that drafts for it. */
+  readonly draftFile?: ModelFile;
   readonly engine: EngineClient;
   readonly tokenizer: Tokenizer;
   readonly templates: ChatTemplates;
@@ -117,11 +120,21 @@ export class LoadedModel implements Model {
 
   async expertStats(options: { readonly reset?: boolean } = {}): Promise<ExpertStatistics | undefined> {
     this.#check();
-    checkExpertStatsOptions(options);
+    checkStatsOptions(options, 'expertStats');
     const { engine, routed } = this.#parts;
     const counted = await engine.expertStats(options.reset === true);
     if (counted === undefined || routed === undefined) return undefined;
     return { ...counted, notCounted: routed.layers.filter((layer) => !routed.seen.includes(layer)) };
+  }
+
+  async speculationStats(options: { readonly reset?: boolean } = {}): Promise<SpeculationStatistics | undefined> {
+    this.#check();
+    checkStatsOptions(options, 'speculationStats');
+    const { speculation } = this.plan;
+    const counted = await this.#parts.engine.speculationStats(options.reset === true);
+    if (counted === undefined || speculation === undefined) return undefined;
+    const { source, drafts } = speculation;
+    return { source, drafts, ...counted };
   }
 
   async recordRouting(onRows: (rows: RoutedRows) => void | Promise<void>): Promise<RoutingRecording> {
@@ -143,11 +156,11 @@ export class LoadedModel implements Model {
   }
 
   async #dispose(): Promise<void> {
-    const { engine, templates, file } = this.#parts;
+    const { engine, templates, file, draftFile } = this.#parts;
     try {
       await Promise.all([engine.dispose(), templates.dispose()]);
     } finally {
-      await file.close();
+      await Promise.all([file.close(), draftFile?.close()]);
     }
     await Promise.all(Array.from(this.#sessions, (session) => session.dispose()));
   }

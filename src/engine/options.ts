@@ -8,6 +8,7 @@ import { parseExpertCache, parsePins } from '../experts/size.ts';
 import { faultyId, MOST_EXPERTS } from '../experts/trace.ts';
 import { isDevice } from '../plan/devices.ts';
 import type { GivenTrace } from '../plan/routing.ts';
+import { readSpeculation, type SpeculationOption } from '../plan/speculation.ts';
 import {
   abortSignal,
   type Check,
@@ -67,6 +68,7 @@ const loadChecks: Readonly<Record<keyof LoadOptions, Check>> = {
   ignoreKeys: texts,
   memoryBytes: wholeFrom(0),
   sessions: wholeFrom(1, 1024),
+  speculation: speculationOption,
   onProgress: callback,
   onFault: callback,
   signal: abortSignal,
@@ -119,8 +121,8 @@ function givenTrace(value: unknown): string | undefined {
 }
 
 /** @throws UsageError `usage` */
-export function checkExpertStatsOptions(options: Readonly<{ reset?: unknown }>): void {
-  checkOptions(options, { reset: flag }, 'expertStats');
+export function checkStatsOptions(options: Readonly<{ reset?: unknown }>, what: string): void {
+  checkOptions(options, { reset: flag }, what);
 }
 
 /** What stands for a cache of experts; its own error says more. */
@@ -135,6 +137,11 @@ function pinText(value: unknown): string | undefined {
   if (typeof value !== 'string') return "a number of slots or a share, as '64' or '25%'";
   parsePins(value);
   return undefined;
+}
+
+/** How tokens are drafted; its own error says more. */
+function speculationOption(value: unknown): undefined {
+  readSpeculation(value as SpeculationOption);
 }
 
 /** @throws UsageError `usage` */

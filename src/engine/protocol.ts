@@ -10,9 +10,10 @@ import type { ByteSource } from '../format/source.ts';
 import type { Graph } from '../model/graph.ts';
 import type { ModelSpec } from '../model/spec.ts';
 import type { Weight } from '../model/weights.ts';
-import type { DeviceName, Plan } from '../plan/plan.ts';
+import type { DeviceName, Plan, PlannedSpeculation } from '../plan/plan.ts';
 import type { ProfileRequest } from './profile.ts';
 import type { RoutingBlock } from './routing-recorder.ts';
+import type { SpeculationSnapshot } from './speculate/stats.ts';
 import type { FinishReason, Profile } from './types.ts';
 
 /** What the worker is started with, before the model is planned: enough to get its device ready. */
@@ -43,6 +44,21 @@ export interface PrepareCommand {
   readonly routing?: Uint16Array;
   /** How often experts were used, [layers with experts][experts]. */
   readonly expertUses?: readonly ArrayLike<number>[];
+  /** How tokens are drafted; absent: not at all. */
+  readonly speculation?: PlannedSpeculation;
+  /** The model that drafts them, where one does; its sources stand behind the model's own. */
+  readonly draft?: DraftModel;
+}
+
+/** A model that drafts for another one. */
+export interface DraftModel {
+  readonly plan: Plan;
+  readonly programs?: readonly unknown[];
+  readonly spec: ModelSpec;
+  readonly graph: Graph;
+  readonly weights: readonly Weight[];
+  /** Which of the sources is its first. */
+  readonly firstSource: number;
 }
 
 /** How many commands the main side has posted. */
@@ -74,6 +90,7 @@ export type Command =
   | ({ readonly type: 'profile'; readonly request: number } & ProfileRequest)
   /** `reset`: counts begin anew afterwards. */
   | { readonly type: 'expert-stats'; readonly request: number; readonly reset: boolean }
+  | { readonly type: 'speculation-stats'; readonly request: number; readonly reset: boolean }
   /** Rows' experts are posted as `routing` from now on, or, once all of them are, no more. */
   | { readonly type: 'record-routing'; readonly request: number; readonly on: boolean }
   | { readonly type: 'dispose' };
@@ -139,6 +156,7 @@ export type EngineEvent =
   | { readonly type: 'logits'; readonly request: number; readonly logits: Float32Array }
   | { readonly type: 'profile'; readonly request: number; readonly profile?: Profile }
   | { readonly type: 'expert-stats'; readonly request: number; readonly stats?: RunStatsSnapshot }
+  | { readonly type: 'speculation-stats'; readonly request: number; readonly stats?: SpeculationSnapshot }
   | ({ readonly type: 'routing' } & RoutingBlock)
   | { readonly type: 'record-routing'; readonly request: number }
   | { readonly type: 'disposed' };

@@ -1,18 +1,21 @@
 /**
  * Drives many requests through one executable: a run is a chunk of one prompt, or one row of every request that is
- * generating. A single session is a scheduler with one. What a row yields never depends on its neighbours.
+ * generating. A single session is a scheduler with one. What a row yields never depends on its neighbours. Where tokens are drafted
+ * (`speculate/`), a request has a row for each draft besides, and what is drawn from it counts if the draft came true.
  *
  * Where the device draws tokens, runs are sent before the tokens of those before them have come (`flights.ts`). A request
  * then counts what it sent; ends are seen when tokens come, and what was sent beyond them is dropped. Nobody else waits for
  * that: the device takes runs in order, so pages and slots may go to others while runs that use them are on their way.
  */
 
-import { type Drawer, type Drawn, drawnIn, type Executable, type Step } from '../backend/backend.ts';
+import { type Drawn, drawnIn, type Executable, type Step } from '../backend/backend.ts';
 import { InternalError, NonFiniteError } from '../errors.ts';
 import { DrawSlots } from './draw-slots.ts';
-import { Flights, type Outcome } from './flights.ts';
 import type { Timeline } from './kv-cache.ts';
 import type { Request } from './request.ts';
+import { type Landed, Runs } from './runs.ts';
+import type { Speculator } from './speculate/speculator.ts';
+import { acceptDrafts, type Turn, verifyStep } from './speculate/verify.ts';
 import type { FinishReason } from './types.ts';
 
 export interface SchedulerOptions {
@@ -24,15 +27,14 @@ export interface SchedulerOptions {
   /** Most rows of a step run, each with its logits. */
   readonly stepRows: number;
   readonly vocabulary: number;
+  /** Absent: nothing is drafted. */
+  readonly speculator?: Speculator | undefined;
   /** In milliseconds. */
   now(): number;
   onToken(request: Request, token: number): void;
   onFinish(request: Request, reason: FinishReason): void;
   onError(request: Request, error: unknown): void;
 }
-
-/** Runs on their way to a device that draws: one that it computes, one that waits for it, one that the host makes. */
-const RUNS_AHEAD = 3;
 
 const noRows = new Int32Array(0);
 
@@ -43,24 +45,19 @@ export class Scheduler {
   /** Requests that generate; those at the front go first. */
   #running: Request[] = [];
   readonly #slots: DrawSlots;
-  readonly #flights: Flights;
+  readonly #runs: Runs;
   /** Which of `#kinds` was sent last. */
   #last = 0;
   readonly #kinds: readonly (() => boolean)[];
-  /** Whether a run is on its way whose logits the host reads: they are valid until the next one. */
-  #readsLogits = false;
   /** Nothing is sent until all that is on its way has come: that may give pages back. */
   #short = false;
-  /** 0, 1, 2 …: each row of a step has a sequence of its own, and all are wanted. */
-  readonly #counting: Int32Array;
 
   constructor(options: SchedulerOptions) {
     this.#options = options;
     const { drawer } = options.executable;
     this.#slots = new DrawSlots(drawer);
-    this.#flights = new Flights(drawer === undefined ? 1 : RUNS_AHEAD);
+    this.#runs = new Runs(options);
     this.#kinds = [() => this.#sendSteps('host'), () => this.#sendChunk(), () => this.#sendSteps('device')];
-    this.#counting = Int32Array.from({ length: options.stepRows }, (_, i) => i);
   }
 
   /** Whether somebody waits for something; runs may be on their way that nobody needs any more. */
@@ -102,14 +99,14 @@ export class Scheduler {
    * that a long prompt does not hold up those who generate.
    */
   async turn(): Promise<void> {
-    const sent = !this.#flights.full && !this.#short && this.#send();
-    if (!sent || this.#flights.full) await this.#flights.land();
-    if (this.#flights.count === 0) this.#short = false;
+    const sent = !this.#runs.full && !this.#short && this.#send();
+    if (!sent || this.#runs.full) await this.#runs.land();
+    if (this.#runs.count === 0) this.#short = false;
   }
 
   /** Hears out every run that is on its way: afterwards the executable is idle. */
   settle(): Promise<void> {
-    return this.#flights.landAll();
+    return this.#runs.landAll();
   }
 
   #send(): boolean {
@@ -133,8 +130,9 @@ export class Scheduler {
     const rows = Math.min(promptRows, prompt.length - first);
     const last = first + rows === prompt.length;
     const draws = last && request.maxTokens > 0;
-    const onHost = draws ? !this.#slots.take(request) : executable.drawer === undefined;
-    if (onHost && this.#readsLogits) return false;
+    const drawnAt = draws ? this.#placeOf(request, this.#draftsFor(this.#running.length + 1)) : undefined;
+    const onHost = draws ? drawnAt === 'host' : executable.drawer === undefined;
+    if (onHost && this.#runs.readsLogits) return false;
     if (!this.#reserve(request, rows)) return false;
     if (request.startedAt === 0) request.startedAt = now();
     const step: Step = {
@@ -150,12 +148,14 @@ export class Scheduler {
       timeline.rewind(first);
       this.#fail(request, locate(error, `step 0, prompt positions ${first} to ${first + rows - 1}`));
     };
-    const read = () => {
+    const landed = (given: Landed) => {
+      this.#land(given);
       if (!last || draws || request.ended) return;
       request.firstTokenAt = request.lastTokenAt = now();
       this.#finish(request, 'length');
     };
-    this.#dispatch(step, { requests: draws ? [request] : [], onHost, failed, read });
+    const turns: readonly Turn[] = draws ? [{ request, drafts: [] }] : [];
+    this.#runs.send(onHost, () => this.#runs.run(step, turns, { onHost, timelines: [timeline] }), { failed, landed });
     request.chunkStart = first;
     timeline.advance(rows, 'prompt');
     if (draws) request.drawn++;
@@ -166,16 +166,18 @@ export class Scheduler {
     return true;
   }
 
-  /** One row of each request whose tokens are drawn there, as many as a run takes. */
+  /** The rows of each request whose tokens are drawn there, of as many as a run takes. */
   #sendSteps(where: 'device' | 'host'): boolean {
     const onHost = where === 'host';
-    if (onHost && this.#readsLogits) return false;
+    if (onHost && this.#runs.readsLogits) return false;
     const { stepRows, context } = this.#options;
+    const count = Math.min(this.#running.length, stepRows);
+    const drafting = this.#draftsFor(count);
     const ready = this.#running.filter((request) => {
       if (request.drawn >= request.maxTokens || request.prompt.length + request.drawn >= context) return false;
       // On the device the next token may follow from one that has not come.
       if (request.slot === undefined && request.drawn > request.generated) return false;
-      return this.#slots.take(request) !== onHost;
+      return this.#placeOf(request, drafting) === where;
     });
     const turn = ready.slice(0, stepRows);
     const requests = turn.filter((request) => this.#reserve(request, 1));
@@ -184,72 +186,108 @@ export class Scheduler {
     if (ready.length > turn.length) {
       this.#running = [...this.#running.filter((request) => !requests.includes(request)), ...requests];
     }
-    this.#sendRows(requests, onHost);
+    this.#sendRows(requests, { onHost, drafting, count });
     return true;
   }
 
-  /** A row of each; their pages are reserved. */
-  #sendRows(requests: readonly Request[], onHost: boolean): void {
-    const count = requests.length;
-    const counting = this.#counting.subarray(0, count);
-    const step: Step = {
-      mode: 'step',
-      tokens: Int32Array.from(requests, nextToken),
-      positions: Int32Array.from(requests, ({ timeline }) => timeline.length),
-      sequences: counting,
-      pageTables: requests.map(({ timeline }) => timeline.pageTable),
-      wanted: counting,
-    };
-    const failed = (error: unknown) => this.#stepFailed(requests, error, onHost);
-    this.#dispatch(step, { requests, onHost, failed });
-    for (const request of requests) {
-      request.timeline.advance(1, 'step');
-      request.drawn++;
-    }
+  /** Whether a step of so many requests drafts tokens. */
+  #draftsFor(requests: number): boolean {
+    return this.#options.speculator?.draftsFor(requests) ?? false;
   }
 
-  /** Sends a run to where its tokens are drawn. */
-  #dispatch(
-    step: Step,
-    run: {
-      /** By wanted row. */
-      readonly requests: readonly Request[];
-      readonly onHost: boolean;
-      readonly failed: (error: unknown) => void | Promise<void>;
-      /** The run has come, before its tokens are looked at. */
-      readonly read?: () => void;
-    },
+  /** Where a request's next token is drawn; undefined: nowhere before those on their way have come. */
+  #placeOf(request: Request, drafting: boolean): 'device' | 'host' | undefined {
+    if (!drafting) return this.#slots.take(request) ? 'device' : 'host';
+    // The host checks drafts, and goes on from what the device has drawn.
+    if (request.slot !== undefined && request.drawn > request.generated) return undefined;
+    this.#slots.release(request);
+    return 'host';
+  }
+
+  /**
+   * A row of each request, for which a page is reserved, and where tokens are drafted rows of these.
+   * @param count as it is told to {@link Speculator.record}
+   */
+  #sendRows(
+    requests: readonly Request[],
+    { onHost, drafting, count }: { readonly onHost: boolean; readonly drafting: boolean; readonly count: number },
   ): void {
-    const { executable } = this.#options;
-    const { requests, onHost, failed, read } = run;
-    const send = <T>(sent: Promise<T>, land: (value: T) => void) =>
-      this.#flights.send(sent, (outcome: Outcome<T>) => {
-        if (onHost) this.#readsLogits = false;
-        if ('error' in outcome) return failed(outcome.error);
-        read?.();
-        land(outcome.value);
-      });
-    if (onHost) {
-      this.#readsLogits = true;
-      send(executable.run(step), (logits) => this.#landLogits(requests, logits));
-    } else {
-      const draws = requests.map(({ settings, slot, prompt, drawn }) => ({
-        settings,
-        slot: slot as number,
-        prompt: prompt.length,
-        index: drawn,
-      }));
-      send((executable.drawer as Drawer).draw(step, draws), (drawn) => this.#landDrawn(requests, drawn));
-    }
+    const { stepRows, context, speculator } = this.#options;
+    let turns: readonly Turn[] = requests.map((request) => ({ request, drafts: [] }));
+    const run = () => {
+      const timelines = turns.map(({ request }) => request.timeline);
+      const ran = this.#runs.run(verifyStep(turns, onHost ? lastToken : nextToken), turns, { onHost, timelines });
+      for (const { request, drafts } of turns) request.timeline.advance(1 + drafts.length, 'step');
+      return ran;
+    };
+    const drafted = async (by: Speculator): Promise<Landed> => {
+      const made = await by.draft(requests, { rows: stepRows, context });
+      turns = made.filter(({ request }) => !request.ended);
+      return turns.length === 0 ? { turns } : run();
+    };
+    let tokens = 0;
+    this.#runs.send(onHost, () => (drafting && speculator !== undefined ? drafted(speculator) : run()), {
+      failed: (error) => this.#stepFailed(turns, error, onHost),
+      landed: (given) => {
+        tokens = this.#land(given);
+      },
+      done: (elapsedMs) => speculator?.record(count, { drafted: drafting, tokens, elapsedMs }),
+    });
+    for (const request of requests) request.drawn++;
   }
 
-  #landDrawn(requests: readonly Request[], drawn: Drawn): void {
-    for (const [row, request] of requests.entries()) {
+  /** @returns how many tokens came */
+  #land({ turns, logits, drawn }: Landed): number {
+    const generated = () => turns.reduce((sum, { request }) => sum + request.generated, 0);
+    const before = generated();
+    if (drawn !== undefined) this.#landDrawn(turns, drawn);
+    if (logits !== undefined) this.#landLogits(turns, logits);
+    return generated() - before;
+  }
+
+  #landDrawn(turns: readonly Turn[], drawn: Drawn): void {
+    for (const [row, { request }] of turns.entries()) {
       if (request.ended) continue;
       const token = drawn[row];
       if (request.slot !== undefined && typeof token === 'number') this.#take(request, token);
       else this.#refuse(request);
     }
+  }
+
+  #landLogits(turns: readonly Turn[], logits: Float32Array): void {
+    const { vocabulary, speculator } = this.#options;
+    let next = 0;
+    for (const { request, drafts } of turns) {
+      const first = next;
+      next += 1 + drafts.length;
+      if (request.ended) continue;
+      const before = request.generated;
+      const accepted = acceptDrafts(drafts, (row) => {
+        const at = (first + row) * vocabulary;
+        return this.#drawFrom(request, logits.length === vocabulary ? logits : logits.subarray(at, at + vocabulary));
+      });
+      speculator?.count({ drafts: drafts.length, accepted, tokens: request.generated - before });
+      if (request.ended) continue;
+      request.drawn = request.generated;
+      request.dropRunAhead();
+    }
+  }
+
+  /** A request's next token, from its row's logits; undefined where it has ended. */
+  #drawFrom(request: Request, logits: Float32Array): number | undefined {
+    if (request.ended) return undefined;
+    const { sampler, generated, prompt, timeline } = request;
+    let token: number;
+    try {
+      token = sampler.sample(logits, generated);
+    } catch (error) {
+      const row = prompt.length + generated - 1;
+      timeline.rewind(row + 1);
+      this.#fail(request, locate(error, `step ${generated}, the logits of position ${row}`));
+      return undefined;
+    }
+    this.#take(request, token);
+    return token;
   }
 
   /** A token that the device did not draw, or one after it: its run counts as not sent, and then the host draws it. */
@@ -266,34 +304,19 @@ export class Scheduler {
     this.#prompts.unshift(request);
   }
 
-  #landLogits(requests: readonly Request[], logits: Float32Array): void {
-    const { vocabulary } = this.#options;
-    for (const [row, request] of requests.entries()) {
-      if (request.ended) continue;
-      let token: number;
-      try {
-        const own = requests.length === 1 ? logits : logits.subarray(row * vocabulary, (row + 1) * vocabulary);
-        token = request.sampler.sample(own, request.generated);
-      } catch (error) {
-        const at = `step ${request.generated}, the logits of position ${request.timeline.length - 1}`;
-        this.#fail(request, locate(error, at));
-        continue;
-      }
-      this.#take(request, token);
-    }
-  }
-
-  async #stepFailed(requests: readonly Request[], error: unknown, onHost: boolean): Promise<void> {
-    // Whose row it was cannot be told; alone each row gives what it gave here, so one by one only its owner fails.
-    const oneByOne = onHost && requests.length > 1 && error instanceof NonFiniteError;
-    for (const request of requests) {
+  async #stepFailed(turns: readonly Turn[], error: unknown, onHost: boolean): Promise<void> {
+    // Whose row it was cannot be told, and it may have been a draft's; alone each row gives what it gave here, so one by one only
+    // its owner fails.
+    const several = turns.length > 1 || turns.some(({ drafts }) => drafts.length > 0);
+    const oneByOne = onHost && several && error instanceof NonFiniteError;
+    for (const { request } of turns) {
       if (request.ended) continue;
       request.drawn = request.generated;
       request.dropRunAhead();
       if (oneByOne) {
         if (!this.#reserve(request, 1)) continue;
-        this.#sendRows([request], true);
-        await this.#flights.landAll();
+        this.#sendRows([request], { onHost, drafting: false, count: 1 });
+        await this.#runs.landAll();
       } else {
         this.#fail(request, locate(error, `step ${request.generated}, position ${request.timeline.length}`));
       }
@@ -306,7 +329,7 @@ export class Scheduler {
       request.timeline.reserve(rows);
       return true;
     } catch (error) {
-      if (this.#flights.count > 0) this.#short = true;
+      if (this.#runs.count > 0) this.#short = true;
       else this.#fail(request, error);
       return false;
     }
@@ -346,9 +369,13 @@ export class Scheduler {
   }
 }
 
-/** What a step's row is of: the last token, by its slot where the host does not know it yet. */
-function nextToken({ answer, drawn, slot }: Request): number {
-  return drawn > answer.length ? drawnIn(slot as number) : (answer.at(-1) as number);
+function lastToken({ answer }: Request): number {
+  return answer.at(-1) as number;
+}
+
+/** What a row of a step on the device is of: the last token, by its slot where the host does not know it yet. */
+function nextToken(request: Request): number {
+  return request.drawn > request.generated ? drawnIn(request.slot as number) : lastToken(request);
 }
 
 /** A NonFiniteError that says at which step, too. */

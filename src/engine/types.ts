@@ -6,9 +6,10 @@
 import type { DeviceBandwidth, RunProfile } from '../backend/backend.ts';
 import type { ConclaveError } from '../errors.ts';
 import type { ExpertStatsSnapshot, LayerSnapshot, RunStatsSnapshot } from '../experts/stats.ts';
-import type { Plan, PlanOptions } from '../plan/plan.ts';
+import type { Plan, PlannedSpeculation, PlanOptions } from '../plan/plan.ts';
 import type { GivenTrace } from '../plan/routing.ts';
 import type { RoutingBlock } from './routing-recorder.ts';
+import type { SpeculationSnapshot } from './speculate/stats.ts';
 
 /** A message as chat templates take it. */
 export interface ChatMessage {
@@ -32,7 +33,7 @@ export interface LoadOptions extends PlanOptions {
   readonly signal?: AbortSignal;
   /**
    * Counts what the model's experts do, for {@link Model.expertStats}; a model of which nothing can be counted is refused. Default:
-   * where experts are split between devices.
+   * where experts are split between devices, and where tokens are drafted.
    */
   readonly expertStats?: boolean;
   /** That {@link Model.recordRouting} is to come: a model whose routing cannot be recorded is refused before its weights are read. */
@@ -155,6 +156,13 @@ export interface ExpertStatistics extends RunStatsSnapshot {
   readonly notCounted: readonly number[];
 }
 
+/** How tokens were drafted, and what came of it. */
+export interface SpeculationStatistics extends SpeculationSnapshot {
+  readonly source: PlannedSpeculation['source'];
+  /** Most tokens drafted at a time. */
+  readonly drafts: number;
+}
+
 /** Which experts rows of a model used: [rows, layers with experts, used], of each row and layer the best first. */
 export interface RoutedRows extends RoutingBlock {
   readonly layers: number;
@@ -233,6 +241,13 @@ export interface Model extends AsyncDisposable {
    * @throws UsageError `usage` for a bad option
    */
   expertStats(options?: { readonly reset?: boolean }): Promise<ExpertStatistics | undefined>;
+  /**
+   * What drafting came to since the model was loaded, or since the last reset.
+   * @param options `reset`: what was counted is forgotten afterwards
+   * @returns undefined where nothing is drafted: see `LoadOptions.speculation`
+   * @throws UsageError `usage` for a bad option
+   */
+  speculationStats(options?: { readonly reset?: boolean }): Promise<SpeculationStatistics | undefined>;
   /**
    * Hands on which experts every row uses that is run from now on, prompts and answers alike, some rows at a time in the order
    * in which they are run. Nothing is run while more than a few calls of `onRows` are awaited. A recording ends the one before it.

@@ -1,6 +1,7 @@
 /** What a format's reader returns: named metadata and named tensors, checked against the bytes that are there. */
 
 import type { FormatId } from '../quant/index.ts';
+import type { ModelFolder } from './model-folder.ts';
 import type { ByteSource } from './source.ts';
 
 /** The value types of GGUF metadata; other formats map theirs onto these. */
@@ -51,5 +52,7 @@ export interface ModelFile {
   readonly metadata: ReadonlyMap<string, MetadataValue>;
   readonly tensors: ReadonlyMap<string, TensorInfo>;
   readonly sources: readonly ByteSource[];
+  /** Of a safetensors model that lies in a folder: what the files beside its tensors say. */
+  readonly folder?: ModelFolder;
   close(): Promise<void>;
 }

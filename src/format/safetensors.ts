@@ -1,11 +1,11 @@
 /** Opens safetensors models: one file, or the shards that a `model.safetensors.index.json` lists. */
 
 import { CorruptFileError, SourceError } from '../errors.ts';
-import { isJsonObject, looksLikeJsonObject, parseJson } from './json.ts';
+import { isJsonObject, looksLikeJsonObject } from './json.ts';
 import type { ModelFile, TensorInfo } from './model-file.ts';
+import { parseObject, readModelFolder, textOf } from './model-folder.ts';
 import { readSafetensorsHeader } from './safetensors-header.ts';
 import type { ByteSource, ModelSource } from './source.ts';
-import { strictUtf8 } from './utf8.ts';
 
 /** The largest known index (a model of 90,000 tensors) has 9 MB. */
 const MAX_INDEX_BYTES = 100_000_000;
@@ -13,7 +13,7 @@ const MAX_INDEX_BYTES = 100_000_000;
 /**
  * Reads the header of a `.safetensors` file, or, given an index (JSON with a `weight_map`), those of all its shards.
  * {@link TensorInfo.format} is the file's dtype; which of them can be computed with is said later. The strings of
- * `__metadata__` are the metadata. The result owns `source.file` and closes it; when this throws, `source.file` stays
+ * `__metadata__` are the metadata; what lies beside the tensors is read where there is a folder. The result owns `source.file` and closes it; when this throws, `source.file` stays
  * the caller's and everything else that was opened is closed.
  * @throws CorruptFileError `corrupt_file` for damage, contradictions, missing shards and index entries outside the
  * folder; Refusal `refused` for a dtype that the format does not have; SourceError `source`.
@@ -44,6 +44,7 @@ export async function openSafetensors(source: ModelSource): Promise<ModelFile> {
     if (index !== undefined) {
       checkIndex(source, index, tensors, [...new Set(index.values())]);
     }
+    const folder = source.folder === undefined ? undefined : await readModelFolder(source.folder);
     return {
       container: 'safetensors',
       // The format has no version number.
@@ -52,6 +53,7 @@ export async function openSafetensors(source: ModelSource): Promise<ModelFile> {
       metadata,
       tensors,
       sources,
+      folder,
       async close() {
         const all = new Set([source.file, ...sources]);
         await Promise.all([...all].map((each) => each.close()));
@@ -70,23 +72,8 @@ async function readIndex(file: ByteSource): Promise<ReadonlyMap<string, string> 
   if (!looksLikeJsonObject(head)) {
     return undefined;
   }
-  if (file.size > MAX_INDEX_BYTES) {
-    throw corruptIndex(file, `it has ${file.size} bytes; expected at most ${MAX_INDEX_BYTES}`);
-  }
-  const bytes = new Uint8Array(file.size);
-  await file.readInto(0, bytes);
-  const text = strictUtf8(bytes);
-  if (text === undefined) {
-    throw corruptIndex(file, 'it is not UTF-8; expected JSON');
-  }
-  const parsed = parseJson(text);
-  if (parsed.error !== undefined) {
-    throw corruptIndex(file, `it is not JSON (${parsed.error})`);
-  }
-  if (parsed.duplicate !== undefined) {
-    throw corruptIndex(file, `the name ${JSON.stringify(parsed.duplicate)} is there twice; expected once`);
-  }
-  const map = isJsonObject(parsed.value) ? parsed.value.weight_map : undefined;
+  const parsed = parseObject(await textOf(file, MAX_INDEX_BYTES), file.name);
+  const map = parsed.weight_map;
   if (!isJsonObject(map)) {
     throw corruptIndex(
       file,

@@ -71,9 +71,9 @@ export interface ModelSource {
 
 /**
  * What a model can be loaded from: a path (Node), an http(s) address whose server answers range requests, a File or Blob,
- * or any byte source.
+ * or any byte source. A safetensors model is its folder's path, an address that ends in a slash, or its Files as a list.
  */
-export type SourceInput = string | URL | Blob | ByteSource | ModelSource;
+export type SourceInput = string | URL | Blob | readonly File[] | ByteSource | ModelSource;
 
 /** The period that `source` states of all the `bytes` from `offset` on. */
 export function periodOf(source: ByteSource, offset: number, bytes: number): number | undefined {

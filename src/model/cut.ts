@@ -33,6 +33,7 @@ export function cutGraph(graph: Graph, borders: readonly number[]): readonly Gra
       logits: outgoing ?? graph.logits,
       ...(outgoing === undefined ? {} : { outgoing }),
       hidden: graph.hidden.filter((name) => made.has(name)),
+      ...(graph.mtp !== undefined && made.has(graph.mtp.logits) ? { mtp: graph.mtp } : {}),
     };
   });
 }

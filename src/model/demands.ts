@@ -12,18 +12,23 @@ import type { Activation, MoeSpec, RouterSpec } from './spec.ts';
 export type Demand =
   | 'a scale on embeddings'
   | 'norms without weights'
+  | 'a norm of part of a row'
+  | 'a scale on part of a row'
+  | 'a rotation of the end of a head'
   | 'a soft cap on logits'
   | 'a window of attention'
   | 'chunks of attention'
   | 'attention sinks'
   | 'attention temperature'
+  | 'values that are the beginnings of their keys'
   | 'GELU'
   | 'clamped SwiGLU'
   | 'biases of experts'
   | "a router's bias"
   | "a router's own input"
   | 'scales of experts'
-  | 'weights on the inputs of experts';
+  | 'weights on the inputs of experts'
+  | 'experts that give a row as it is';
 
 /** What each field of a value demands, when it is there. */
 type Fields<T> = { readonly [Field in keyof T]-?: (value: Exclude<T[Field], undefined>) => readonly Demand[] };
@@ -53,6 +58,7 @@ const router: Fields<RouterSpec> = {
 
 const moe: Fields<MoeSpec> = {
   experts: plain,
+  zeroExperts: always('experts that give a row as it is'),
   used: plain,
   inner: plain,
   activation,
@@ -67,14 +73,16 @@ const singleExpert: Fields<MoeSpec> = {
   router: ({ weighsInput }) => where('weights on the inputs of experts')(weighsInput === true),
 };
 
-const base = { kind: plain, layer: plain, output: plain };
+/** `mtp` says which run an operation belongs to, not what it does. */
+const base = { kind: plain, layer: plain, output: plain, mtp: plain };
 
 const operations: { readonly [Kind in OperationKind]: Fields<Extract<Operation, { readonly kind: Kind }>> } = {
   embed: { ...base, weight: plain, scale: always('a scale on embeddings') },
   incoming: base,
-  norm: { ...base, input: plain, weight: plain, epsilon: plain, group: plain },
+  norm: { ...base, input: plain, weight: plain, epsilon: plain, group: plain, rest: always('a norm of part of a row') },
   linear: { ...base, input: plain, weight: plain, bias: plain },
-  rope: { ...base, input: plain, headDim: plain, rope: plain },
+  headLinear: { ...base, input: plain, weight: plain, heads: plain, rest: plain },
+  rope: { ...base, input: plain, headDim: plain, rope: plain, from: always('a rotation of the end of a head') },
   attention: {
     ...base,
     query: plain,
@@ -92,7 +100,7 @@ const operations: { readonly [Kind in OperationKind]: Fields<Extract<Operation, 
   },
   glu: { ...base, gate: plain, up: plain, activation },
   gate: { ...base, input: plain, gate: plain, activation: plain },
-  scale: { ...base, input: plain, factor: plain, weight: plain },
+  scale: { ...base, input: plain, factor: plain, weight: plain, rest: always('a scale on part of a row') },
   moe: {
     ...base,
     input: plain,
@@ -105,6 +113,7 @@ const operations: { readonly [Kind in OperationKind]: Fields<Extract<Operation, 
   },
   experts: { ...base, input: plain, norm: plain, prefix: plain, moe: (value) => demandsIn(singleExpert, value) },
   add: { ...base, left: plain, right: plain },
+  concat: { ...base, left: plain, right: plain },
   head: { ...base, input: plain, weight: plain, softcap: always('a soft cap on logits') },
   project: { ...base, input: plain, norm: plain, parts: plain, add: plain },
   gated: { ...base, input: plain, norm: plain, gate: plain, up: plain, activation },
@@ -126,7 +135,11 @@ export function demandsOf(operation: Operation): readonly Demand[] {
   const fields = operations[operation.kind] as Fields<Operation>;
   const own = demandsIn(fields, operation);
   // What is not there cannot describe itself.
-  return operation.kind === 'norm' && operation.weight === undefined ? [...own, 'norms without weights'] : own;
+  if (operation.kind === 'norm' && operation.weight === undefined) return [...own, 'norms without weights'];
+  if (operation.kind === 'attention' && operation.value === undefined) {
+    return [...own, 'values that are the beginnings of their keys'];
+  }
+  return own;
 }
 
 function demandsIn<T extends object>(fields: Fields<T>, value: T): readonly Demand[] {

@@ -1,11 +1,13 @@
 /**
  * A family's view of a model file: metadata under the architecture's prefix and tensors, each typed, checked and
- * consumed as it is read. What nobody consumed or named as ignored is left over, and `read-model.ts` refuses it.
+ * consumed as it is read. Names are GGUF's, whatever the container; messages have the file's own. What nobody consumed or
+ * named as ignored is left over, and `read-model.ts` refuses it.
  */
 
 import { CorruptFileError, InternalError } from '../errors.ts';
 import type { MetadataScalar, MetadataValue, ModelFile, TensorInfo } from '../format/model-file.ts';
 import type { WeightName } from './graph.ts';
+import { ggufSpelling, type Spelling } from './spelling.ts';
 import type { Weight, Weights } from './weights.ts';
 
 /** Bounds of a whole number. Without `default` the key must be there. */
@@ -27,24 +29,41 @@ export const MOST = 2 ** 26;
 export class FamilyReader {
   readonly file: ModelFile;
   readonly architecture: string;
+  /** Whether what predicts further ahead is to be claimed, where the family reads it. */
+  readonly mtp: boolean;
+  readonly spelling: Spelling;
   readonly #keysRead = new Set<string>();
   readonly #tensorsClaimed = new Set<string>();
   readonly #weights = new Map<WeightName, Weight>();
   readonly #ignored: Ignored[] = [];
 
-  constructor(file: ModelFile, architecture: string) {
+  constructor(
+    file: ModelFile,
+    architecture: string,
+    {
+      spelling = ggufSpelling(architecture),
+      mtp = false,
+    }: { readonly spelling?: Spelling; readonly mtp?: boolean } = {},
+  ) {
     this.file = file;
     this.architecture = architecture;
+    this.spelling = spelling;
+    this.mtp = mtp;
   }
 
-  /** The key as the file spells it: `block_count` → `llama.block_count`. */
+  /** The key as the file spells it: `block_count` → `llama.block_count`, or `num_hidden_layers`. */
   fullKey(key: string): string {
-    return `${this.architecture}.${key}`;
+    return this.spelling.key(this.#nameOf(key));
+  }
+
+  /** The tensor as the file spells it: `blk.0.attn_q.weight`, or `model.layers.0.self_attn.q_proj.weight`. */
+  fullTensor(tensorName: string): string {
+    return this.spelling.tensor(tensorName);
   }
 
   /** Whether the file has the key; does not consume it. */
   has(key: string): boolean {
-    return this.file.metadata.has(this.fullKey(key));
+    return this.file.metadata.has(this.#nameOf(key));
   }
 
   /**
@@ -66,9 +85,9 @@ export class FamilyReader {
    * @throws CorruptFileError `corrupt_file` naming the full key.
    */
   counts(key: string, layers: number, bounds: CountBounds): readonly number[] {
-    const found = this.file.metadata.get(this.fullKey(key));
+    const found = this.file.metadata.get(this.#nameOf(key));
     if (found?.type !== 'array') return new Array<number>(layers).fill(this.count(key, bounds));
-    this.#keysRead.add(this.fullKey(key));
+    this.#keysRead.add(this.#nameOf(key));
     if (found.value.length !== layers) {
       throw this.corruptKey(
         key,
@@ -129,6 +148,19 @@ export class FamilyReader {
     }
     if (found.type !== 'string') throw this.corruptKey(key, describe(found), 'a text');
     return found.value as string;
+  }
+
+  /**
+   * What `config.json` says under a name that GGUF has no key for; undefined where it says nothing, and for GGUF.
+   * @throws CorruptFileError `corrupt_file` naming the key
+   */
+  configFlag(name: string): boolean | undefined {
+    return this.#hasConfig(name) ? this.flag(`config.${name}`) : undefined;
+  }
+
+  /** The same for a finite number above 0. */
+  configNumber(name: string): number | undefined {
+    return this.#hasConfig(name) ? this.positiveFloat(`config.${name}`) : undefined;
   }
 
   /** Consumes a key, where the file has it, that is understood and changes nothing. */
@@ -205,11 +237,19 @@ export class FamilyReader {
     this.#bind(name, parts, shape);
   }
 
+  /**
+   * Claims a matrix of one row as a vector.
+   * @throws CorruptFileError `corrupt_file` as {@link weight}
+   */
+  row(name: WeightName, tensorName: string, length: number): void {
+    this.#bind(name, [this.#claim(tensorName, [1, length])], [length]);
+  }
+
   /** Claims a tensor, where the file has it, that is understood and not used. */
   ignoreTensor(tensorName: string, reason: string): void {
     if (!this.hasTensor(tensorName) || this.#tensorsClaimed.has(tensorName)) return;
     this.#tensorsClaimed.add(tensorName);
-    this.#ignored.push({ name: tensorName, reason });
+    this.#ignored.push({ name: this.fullTensor(tensorName), reason });
   }
 
   /** The error for a key whose value does not do; for checks that a family makes itself. */
@@ -220,7 +260,7 @@ export class FamilyReader {
     );
   }
 
-  /** What was claimed, and what is left: keys under the prefix and tensors that nobody consumed. */
+  /** What was claimed, and what is left, as the file spells it: keys under the prefix and tensors that nobody consumed. */
   finish(): {
     readonly weights: Weights;
     readonly ignored: readonly Ignored[];
@@ -231,13 +271,30 @@ export class FamilyReader {
     return {
       weights: this.#weights,
       ignored: this.#ignored,
-      unreadKeys: [...this.file.metadata.keys()].filter((key) => key.startsWith(prefix) && !this.#keysRead.has(key)),
-      unclaimedTensors: [...this.file.tensors.keys()].filter((name) => !this.#tensorsClaimed.has(name)),
+      unreadKeys: unique(
+        [...this.file.metadata.keys()]
+          .filter((key) => key.startsWith(prefix) && !this.#keysRead.has(key))
+          .map((key) => this.spelling.key(key)),
+        [...this.#keysRead].map((key) => this.spelling.key(key)),
+      ),
+      unclaimedTensors: unique(
+        [...this.file.tensors.keys()]
+          .filter((name) => !this.#tensorsClaimed.has(name))
+          .map((name) => this.spelling.tensor(name)),
+      ),
     };
   }
 
+  #nameOf(key: string): string {
+    return `${this.architecture}.${key}`;
+  }
+
+  #hasConfig(name: string): boolean {
+    return this.file.container === 'safetensors' && this.has(`config.${name}`);
+  }
+
   #take(key: string): MetadataValue | undefined {
-    const name = this.fullKey(key);
+    const name = this.#nameOf(key);
     const found = this.file.metadata.get(name);
     if (found !== undefined) this.#keysRead.add(name);
     return found;
@@ -279,16 +336,16 @@ export class FamilyReader {
     const tensor = this.file.tensors.get(tensorName);
     if (tensor === undefined) {
       throw new CorruptFileError(
-        `${this.file.name}: the tensor ${tensorName} is missing; expected [${shape.join(', ')}]; ` +
+        `${this.file.name}: the tensor ${this.fullTensor(tensorName)} is missing; expected [${shape.join(', ')}]; ` +
           'the file is incomplete or its metadata is wrong',
-        { data: { tensor: tensorName } },
+        { data: { tensor: this.fullTensor(tensorName) } },
       );
     }
     if (tensor.shape.length !== shape.length || tensor.shape.some((size, axis) => size !== shape[axis])) {
       throw new CorruptFileError(
-        `${this.file.name}: the tensor ${tensorName} is [${tensor.shape.join(', ')}]; ` +
-          `the metadata under ${this.architecture}. says [${shape.join(', ')}] (rows first)`,
-        { data: { tensor: tensorName, found: tensor.shape, expected: shape } },
+        `${this.file.name}: the tensor ${tensor.name} is [${tensor.shape.join(', ')}]; ` +
+          `${this.spelling.sizes} says [${shape.join(', ')}] (rows first)`,
+        { data: { tensor: tensor.name, found: tensor.shape, expected: shape } },
       );
     }
     if (this.#tensorsClaimed.has(tensorName)) throw new InternalError(`the tensor ${tensorName} was claimed twice`);
@@ -301,6 +358,12 @@ export class FamilyReader {
     const bytes = parts.reduce((sum, part) => sum + part.bytes, 0);
     this.#weights.set(name, { name, format: (parts[0] as TensorInfo).format, shape, parts, bytes });
   }
+}
+
+/** Names, each once: a file's tensor or key may stand for several. Without those of `others`. */
+function unique(names: readonly string[], others: readonly string[] = []): readonly string[] {
+  const without = new Set(others);
+  return [...new Set(names)].filter((name) => !without.has(name));
 }
 
 function describe(value: MetadataValue): string {

@@ -15,6 +15,8 @@ interface OperationBase {
   /** The layer it belongs to; -1 before the first, `layers.length` after the last. */
   readonly layer: number;
   readonly output: ValueName;
+  /** It belongs to what predicts further ahead ({@link Graph.mtp}), which is run by itself. */
+  readonly mtp?: true;
 }
 
 /** Row t of the output is the weight's row `tokens[t]`, multiplied with `scale` where there is one. */
@@ -37,6 +39,8 @@ export interface NormOperation extends OperationBase {
   readonly weight?: WeightName;
   readonly epsilon: number;
   readonly group: number;
+  /** So many elements at the end of a row are in no group and go on as they are; absent: none. */
+  readonly rest?: number;
 }
 
 /** output[t] = weight · input[t] (+ bias). */
@@ -47,12 +51,27 @@ export interface LinearOperation extends OperationBase {
   readonly bias?: WeightName;
 }
 
-/** Rotates the first `rope.dimensions` elements of each head by the row's position. */
+/**
+ * A product for each head, with the weight [heads, rows, columns]: head h of the output is weight[h] times head h of the
+ * input.
+ */
+export interface HeadLinearOperation extends OperationBase {
+  readonly kind: 'headLinear';
+  readonly input: ValueName;
+  readonly weight: WeightName;
+  readonly heads: number;
+  /** So many elements at the end of each head are not multiplied and go on, behind the product, as they are; absent: none. */
+  readonly rest?: number;
+}
+
+/** Rotates `rope.dimensions` elements of each head by the row's position. */
 export interface RopeOperation extends OperationBase {
   readonly kind: 'rope';
   readonly input: ValueName;
   readonly headDim: number;
   readonly rope: RopeSpec;
+  /** The first element of a head that is rotated; absent: 0. */
+  readonly from?: number;
 }
 
 /**
@@ -64,7 +83,8 @@ export interface AttentionOperation extends OperationBase {
   readonly kind: 'attention';
   readonly query: ValueName;
   readonly key: ValueName;
-  readonly value: ValueName;
+  /** Absent: a value is the first `valueDim` elements of its key, and the cache keeps keys alone. */
+  readonly value?: ValueName;
   readonly heads: number;
   readonly kvHeads: number;
   readonly headDim: number;
@@ -103,6 +123,8 @@ export interface ScaleOperation extends OperationBase {
   readonly input: ValueName;
   readonly factor: number;
   readonly weight?: WeightName;
+  /** So many elements at the end of a row go on as they are; absent: none. */
+  readonly rest?: number;
 }
 
 /** The whole MoE layer: router, selection, experts, shared expert. Weights are named under `prefix` (`layers.i.moe`). */
@@ -137,6 +159,13 @@ export interface ExpertsOperation extends OperationBase {
 
 export interface AddOperation extends OperationBase {
   readonly kind: 'add';
+  readonly left: ValueName;
+  readonly right: ValueName;
+}
+
+/** output[t] = [left[t], right[t]], one after the other. */
+export interface ConcatOperation extends OperationBase {
+  readonly kind: 'concat';
   readonly left: ValueName;
   readonly right: ValueName;
 }
@@ -198,6 +227,7 @@ export type Operation =
   | IncomingOperation
   | NormOperation
   | LinearOperation
+  | HeadLinearOperation
   | RopeOperation
   | AttentionOperation
   | GluOperation
@@ -206,6 +236,7 @@ export type Operation =
   | MoeOperation
   | ExpertsOperation
   | AddOperation
+  | ConcatOperation
   | HeadOperation
   | ProjectOperation
   | GatedOperation
@@ -226,4 +257,28 @@ export interface Graph {
   readonly outgoing?: ValueName;
   /** The residual stream after the embedding, after each layer, and after the final norm (in place of the last layer's). */
   readonly hidden: readonly ValueName[];
+  /** Absent: nothing predicts further ahead, or nobody wants it to. */
+  readonly mtp?: MtpSection;
+}
+
+/**
+ * The operations marked `mtp`: a small graph beside the other one, over rows of its own, with the layer's own cache over the same
+ * positions. Its `incoming` rows are the `given` value's of earlier runs, or its own `hidden` ones.
+ */
+export interface MtpSection {
+  /** The value of the model's own graph that it goes on from. */
+  readonly given: ValueName;
+  /** The value that stands in for `given` where it goes on from itself. */
+  readonly hidden: ValueName;
+  /** [wanted rows, vocabulary] */
+  readonly logits: ValueName;
+}
+
+/** The operations of a run of the model, without what predicts further ahead. */
+export function ownOperations({ operations, mtp }: Graph): readonly Operation[] {
+  return mtp === undefined ? operations : operations.filter((operation) => operation.mtp !== true);
+}
+
+export function mtpOperations({ operations }: Graph): readonly Operation[] {
+  return operations.filter((operation) => operation.mtp === true);
 }

@@ -9,10 +9,12 @@ export function inputsOf(operation: Operation): readonly ValueName[] {
     case 'incoming':
       return [];
     case 'attention':
-      return operation.rotated ? [operation.query] : [operation.query, operation.key, operation.value];
+      if (operation.rotated !== undefined) return [operation.query];
+      return [operation.query, operation.key, ...(operation.value === undefined ? [] : [operation.value])];
     case 'glu':
       return [operation.gate, operation.up];
     case 'add':
+    case 'concat':
       return [operation.left, operation.right];
     case 'gate':
       return [operation.input, operation.gate];
@@ -22,6 +24,7 @@ export function inputsOf(operation: Operation): readonly ValueName[] {
       return operation.add === undefined ? [operation.input] : [operation.input, operation.add];
     case 'norm':
     case 'linear':
+    case 'headLinear':
     case 'rope':
     case 'scale':
     case 'head':

@@ -13,14 +13,19 @@
  * | `layers.i.attention.queryNorm`, `.keyNorm` | [headDim] (`qkNorm: 'head'`) or [heads·headDim], [kvHeads·headDim] (`'full'`) |
  * | `layers.i.attention.sinks` | [heads] |
  * | `layers.i.attention.gate` | [heads, hidden] (`gate.per: 'head'`) or [heads·valueDim, hidden] (`'element'`) |
- * | `layers.i.attention.output` | [hidden, heads·valueDim] |
+ * | `layers.i.attention.query.down`, `.query.downNorm` | with a latent and a `queryRank`: [queryRank, hidden], [queryRank] |
+ * | `layers.i.attention.query` | with a latent: [heads·(plainDim + rotated), queryRank, or hidden without one] |
+ * | `layers.i.attention.latent`, `.latentNorm` | with a latent: [valueDim + rotated, hidden], [valueDim] |
+ * | `layers.i.attention.key.up`, `.value.up` | with a latent: [heads, valueDim, plainDim], [heads, headValueDim, valueDim] |
+ * | `layers.i.attention.output` | [hidden, heads·valueDim], with a latent [hidden, heads·headValueDim] |
  * | `layers.i.attention.postNorm` | [hidden] |
  * | `layers.i.feedForward.norm`, `.postNorm`, `.routerNorm` | [hidden] |
  * | `layers.i.feedForward.gate`, `.up`, `.down` | [inner, hidden] twice, [hidden, inner] |
  * | `layers.i.beside.norm`, `.gate`, `.up`, `.down`, `.postNorm` | as `feedForward`, of the dense block beside experts |
  * | `layers.i.beside.sumNorm` | [hidden] |
- * | `layers.i.moe.router` | [experts, hidden] |
- * | `layers.i.moe.router.bias`, `.selectionBias`, `.expertScale` | [experts] |
+ * | `layers.i.moe.router` | [experts + zeroExperts, hidden] |
+ * | `layers.i.moe.router.bias`, `.selectionBias` | [experts + zeroExperts] |
+ * | `layers.i.moe.expertScale` | [experts] |
  * | `layers.i.moe.gate`, `.up`, `.down` | [experts, inner, hidden] twice, [experts, hidden, inner] |
  * | `layers.i.moe.gate.bias`, `.up.bias`, `.down.bias` | [experts·inner] twice, [experts·hidden] |
  * | `layers.i.moe.shared.gate`, `.up`, `.down` | [sharedInner, hidden] twice, [hidden, sharedInner] |
@@ -28,6 +33,9 @@
  * | `layers.i.scale` | [1] |
  * | `finalNorm` | [hidden] |
  * | `head` | [vocabulary, hidden]; absent when `head.tied` |
+ * | `mtp.embeddingNorm`, `mtp.hiddenNorm`, `mtp.finalNorm` | [hidden] |
+ * | `mtp.projection` | [hidden, 2·hidden] |
+ * | `mtp.embedding`, `mtp.head` | [vocabulary, hidden] each; absent where the model's own serve |
  * | `ropeFactors` | [rope dimensions / 2]: what each inverse frequency is divided by |
  */
 
@@ -41,8 +49,12 @@ export interface ModelSpec {
   /** Absent: embeddings are taken as they are. */
   readonly embedding?: EmbeddingSpec;
   readonly layers: readonly LayerSpec[];
+  /** What the output of each attention and each feed-forward block is multiplied with before it is added; absent: 1. */
+  readonly residualScale?: number;
   readonly finalNorm: NormSpec;
   readonly head: HeadSpec;
+  /** Drafts tokens, where that is wanted; never has a say in what the model gives. */
+  readonly mtp?: MtpSpec;
 }
 
 export interface EmbeddingSpec {
@@ -55,6 +67,11 @@ export interface LayerSpec {
   readonly feedForward: FeedForwardSpec;
   /** The residual stream is multiplied with the weight `scale` at the layer's end. */
   readonly scaled?: true;
+  /**
+   * Experts beside the feed-forward block, over the same normed rows; what they give is added at the end of the next layer
+   * (shortcut-connected experts, arXiv 2404.05019).
+   */
+  readonly shortcut?: MoeSpec;
 }
 
 /** RMS norm: x / √(mean(x²) + epsilon) · weight. */
@@ -89,6 +106,11 @@ export interface AttentionSpec {
   readonly gate?: GateSpec;
   /** A norm on the block's output, before it is added to the residual stream. */
   readonly postNorm?: NormSpec;
+  /**
+   * Multi-head latent attention, which makes queries, keys and values in its own way: without `qkNorm`, `valueNorm`,
+   * `valueIsKey`, `gate` and biases of theirs. Absent: they are projected as they are.
+   */
+  readonly latent?: LatentSpec;
   /** Which projections carry a bias. */
   readonly bias: { readonly query: boolean; readonly key: boolean; readonly value: boolean; readonly output: boolean };
 }
@@ -125,11 +147,31 @@ export interface GateSpec {
 /** `softplus`: ln(1 + eˣ). */
 export type GateActivation = 'sigmoid' | 'softplus';
 
+/**
+ * Multi-head latent attention (arXiv 2405.04434, section 2.1). A position's keys and values are products of one latent, and
+ * with it all heads share a few rotated elements of their keys. What is cached is the latent and these elements; the
+ * products are absorbed: a head's query is brought into the latent's space, and what it mixes are latents, of which the
+ * head's values are made afterwards. So there is one key head, `kvHeads` is 1; a key is the latent and behind it the rotated
+ * elements, `headDim`; a value is the latent, `valueDim`. `rope` rotates the last `rope.dimensions` of them.
+ */
+export interface LatentSpec {
+  /** Width that queries go through; absent: they are projected at once. */
+  readonly queryRank?: number;
+  /** Elements of a head's projected query that are not rotated; the rotated ones stand behind them. */
+  readonly plainDim: number;
+  /** Width of a head's values once they are made of latents. */
+  readonly headValueDim: number;
+  /** Over the query's rank, and over the latent. */
+  readonly norm: NormSpec;
+  /** What the latent is multiplied with after its norm; absent: 1. */
+  readonly scale?: number;
+}
+
 /** Rotary position embedding (arXiv 2104.09864). */
 export interface RopeSpec {
   /** `adjacent`: elements 2j and 2j+1 form a pair; `half`: elements j and j + dimensions/2. */
   readonly pairing: 'adjacent' | 'half';
-  /** The first so many elements of a head are rotated; even. */
+  /** So many elements of a head are rotated, the first ones unless a latent says otherwise; even. */
   readonly dimensions: number;
   readonly base: number;
   readonly scaling: RopeScaling;
@@ -195,6 +237,8 @@ export interface MoeBlockSpec {
 /** y = Σ w_i·E_i(x) + g·S(x), in rank order; E(x) = W_down(act(W_gate·x) ⊙ W_up·x). */
 export interface MoeSpec {
   readonly experts: number;
+  /** So many more can be chosen, with ids from `experts` on, that give a row as it is; absent: none. */
+  readonly zeroExperts?: number;
   /** Experts selected a token. */
   readonly used: number;
   /** Width of an expert's gate and up projections. */
@@ -237,6 +281,32 @@ export interface SharedExpertSpec {
 export interface HeadSpec {
   /** Whether the head uses the embedding's weight. */
   readonly tied: boolean;
-  /** Logits l become cap · tanh(l / cap). */
+  /** What logits are multiplied with; absent: 1. */
+  readonly logitScale?: number;
+  /** Logits l then become cap · tanh(l / cap). */
   readonly softcap?: number;
+}
+
+/**
+ * A head that predicts one token further ahead (multi-token prediction, arXiv 2412.19437 §2.2): of position i it reads the
+ * hidden state h_i, and the token that came after it, t_(i+1):
+ *
+ *     x = projection · [norm(embedding(t_(i+1))), norm(h_i)],  h' = block(x),  logits of t_(i+2) = head · norm(h')
+ *
+ * A token further is predicted from h' in place of h_(i+1), and the token just predicted.
+ */
+export interface MtpSpec {
+  /** The block, numbered as the layer after the last: its weights are `layers.<layers>.…`. */
+  readonly layer: LayerSpec;
+  readonly embeddingNorm: NormSpec;
+  readonly hiddenNorm: NormSpec;
+  readonly finalNorm: NormSpec;
+  /** Whether it has an embedding, or a head, of its own; else the model's serve. */
+  readonly ownEmbedding: boolean;
+  readonly ownHead: boolean;
+}
+
+/** Every layer that keeps keys and values, by its number: the model's, and the one that predicts ahead where there is one. */
+export function allLayers({ layers, mtp }: Pick<ModelSpec, 'layers' | 'mtp'>): readonly LayerSpec[] {
+  return mtp === undefined ? layers : [...layers, mtp.layer];
 }

@@ -6,6 +6,9 @@ import { showBytes, showCount, showPlural, showRanges, wrap } from './show.ts';
 
 const WIDTH = 96;
 
+/** What predicts further ahead stands behind all layers. */
+const AHEAD = Number.POSITIVE_INFINITY;
+
 /** The plan for a person to read, at most about 100 columns wide; layers that are served alike stand together. */
 export function explain(plan: Plan): string {
   return [
@@ -34,6 +37,7 @@ function summary(plan: Plan): Row[] {
     ['context', `${showPlural(plan.context, 'token')}: ${plan.contextReason}`],
     ['rows a run', `up to ${showCount(maxRows.prompt)} of a prompt, ${showCount(maxRows.step)} of decoding`],
     ['cache', `${cache.type}, ${showPlural(cache.pages, 'page')} of ${showPlural(cache.pageRows, 'position')}`],
+    ...speculation(plan),
     ['reads', `${showBytes(plan.bytesPerToken)} of weights for each decoded token`],
     [
       'reproducible',
@@ -42,6 +46,17 @@ function summary(plan: Plan): Row[] {
         : 'not reproducible: what is computed where, and so the last bits, depends on what ran before and beside it',
     ],
   ];
+}
+
+function speculation({ speculation: planned }: Plan): Row[] {
+  if (planned === undefined) return [];
+  const { source, drafts, model } = planned;
+  const by = {
+    mtp: "by the model's own head (MTP)",
+    lookup: 'by looking up what followed before',
+    draft: `by ${model?.name} (${model?.architecture}), which takes ${showBytes(model?.bytes ?? 0)} more`,
+  };
+  return [['drafts', `${showPlural(drafts, 'token')} at a time ${by[source]}, while that pays`]];
 }
 
 /** A row for each device, and one that says why it is not the one that was hoped for. */
@@ -214,10 +229,12 @@ function elsewhere(plan: Plan, { device }: PlannedWeight | PlannedOperation): st
 function kernels(plan: Plan): string[] {
   const formats = formatsByOutput(plan);
   // Rows that come from another device stand before the layer that they are for.
-  const layers = groupBy(plan.operations, ({ kind, layer }) => (kind === 'incoming' ? layer - 0.5 : layer));
+  const layers = groupBy(plan.operations, ({ kind, layer, mtp }) =>
+    mtp === true ? AHEAD : kind === 'incoming' ? layer - 0.5 : layer,
+  );
   const last = layerCount(plan);
   const blocks = groupBy([...layers], ([layer, operations]) => {
-    const place = layer < 0 ? 'before' : layer >= last ? 'after' : 'layer';
+    const place = layer === AHEAD ? 'ahead' : layer < 0 ? 'before' : layer >= last ? 'after' : 'layer';
     return JSON.stringify([place, operations.map((operation) => signature(operation, formats))]);
   });
   // A device whose kernels serve both is told in one column.
@@ -233,6 +250,7 @@ function kernels(plan: Plan): string[] {
 }
 
 function title(layers: readonly number[], last: number): string {
+  if (layers[0] === AHEAD) return 'drafts (MTP)';
   if (!Number.isInteger(layers[0])) return 'between devices';
   if (layers[0]! < 0) return 'before the layers';
   if (layers[0]! >= last) return 'after the layers';
@@ -257,11 +275,11 @@ function kernelLine(line: {
 
 /** Which of the norms, projections or rotations an operation is; empty where its kind says it all. */
 function role({ kind, output }: PlannedOperation): string {
-  if (kind !== 'norm' && kind !== 'linear' && kind !== 'rope') return '';
+  if (kind !== 'norm' && kind !== 'linear' && kind !== 'headLinear' && kind !== 'rope') return '';
   const name = local(output);
-  if (name === 'normed') return 'final';
+  if (name === 'normed' || name === 'mtp.normed') return 'final';
   if (name.endsWith('.input')) return name.slice(0, -'.input'.length);
-  return name.replace(/^(attention|feedForward)\./, '').replace(/\.(normed|rotated)$/, '');
+  return name.replace(/^(attention|feedForward|mtp)\./, '').replace(/\.(normed|rotated)$/, '');
 }
 
 function kernelOf(operation: PlannedOperation, formats: ReadonlyMap<string, string>): readonly unknown[] {
@@ -282,7 +300,12 @@ function local(name: string): string {
 function formatsByOutput(plan: Plan): ReadonlyMap<string, string> {
   const matrices = new Map<string, string[]>();
   const outputs = new Set(plan.operations.map((operation) => operation.output));
-  const head = plan.weights.some((weight) => weight.name === 'head');
+  // Without one of its own, the model's serves, and for its head the embedding.
+  const own = (name: string, otherwise: string) =>
+    plan.weights.some((weight) => weight.name === name) ? name : otherwise;
+  const head = own('head', 'embedding');
+  const mtpHead = own('mtp.head', head);
+  const mtpEmbedding = own('mtp.embedding', 'embedding');
   const add = (output: string, format: string) => {
     const found = matrices.get(output) ?? [];
     if (!found.includes(format)) matrices.set(output, [...found, format]);
@@ -293,7 +316,9 @@ function formatsByOutput(plan: Plan): ReadonlyMap<string, string> {
     const made = moe === null ? [name] : [moe[1]!, `${moe[1]!}.experts`];
     for (const output of made) if (outputs.has(output)) add(output, format);
     if (name === 'embedding') add('embedded', format);
-    if (name === 'head' || (name === 'embedding' && !head)) add('logits', format);
+    if (name === head) add('logits', format);
+    if (name === mtpEmbedding) add('mtp.embedded', format);
+    if (name === mtpHead) add('mtp.logits', format);
   }
   return new Map([...matrices].map(([output, found]) => [output, found.sort().join(' + ')]));
 }

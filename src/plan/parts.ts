@@ -106,9 +106,10 @@ export function chooseRows({ request, device, placer, features }: Part, { cacheT
     return row.name;
   };
   const operations = graph.operations.map((operation): PlannedOperation => {
-    const { layer, kind, output } = operation;
+    const { layer, kind, output, mtp } = operation;
     return {
       layer,
+      ...(mtp === true ? { mtp } : {}),
       kind,
       output,
       device,

@@ -3,7 +3,7 @@
 import { PAGE_ROWS } from '../backend/backend.ts';
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import { OutOfMemoryError, Refusal } from '../errors.ts';
-import type { Graph } from '../model/graph.ts';
+import { type Graph, ownOperations } from '../model/graph.ts';
 import type { Weights } from '../model/weights.ts';
 import { chooseContext } from './context.ts';
 import { adapterNumber, gpuUse, placementFor, reasonOf } from './devices.ts';
@@ -128,6 +128,7 @@ export function planParts(
     },
     memoryBytes: parts.length === 1 ? main.memoryBytes : undefined,
     bytesPerToken: bytesPerToken(request.graph, request.weights),
+    speculation: request.speculation,
     // Where an expert is computed decides the last bits; only what stays put is the same every time.
     reproducible: shared.experts === undefined || shared.experts.passes === 'all',
   };
@@ -161,7 +162,7 @@ function runsUnchecked(chosen: readonly Chosen[]): boolean {
 function bytesPerToken(graph: Graph, weights: Weights): number {
   let bytes = 0;
   const size = (name: string) => weights.get(name)?.bytes ?? 0;
-  for (const operation of graph.operations) {
+  for (const operation of ownOperations(graph)) {
     if (operation.kind === 'moe') {
       const { prefix, moe } = operation;
       for (const name of Object.keys(weightsOf(operation, weights))) {

@@ -2,9 +2,10 @@
 
 import { PAGE_ROWS } from '../backend/backend.ts';
 import type { CacheType, KernelRow, Mode } from '../backend/kernel.ts';
+import { cacheWidths } from '../model/cache-widths.ts';
 import { cachedLayersOf } from '../model/cut.ts';
 import type { Graph } from '../model/graph.ts';
-import type { ModelSpec } from '../model/spec.ts';
+import { allLayers, type ModelSpec } from '../model/spec.ts';
 import type { Weights } from '../model/weights.ts';
 import type { GpuFacts } from './devices.ts';
 import type { Plan, PlannedBuffer, PlannedExperts, PlannedWeight, PlanOptions } from './plan.ts';
@@ -15,6 +16,7 @@ export interface PlanRequest {
   readonly weights: Weights;
   readonly ignored: Plan['ignored'];
   readonly options: PlanOptions;
+  readonly speculation?: Plan['speculation'];
   readonly platform: {
     readonly threads: number;
     readonly freeMemoryBytes: number;
@@ -83,9 +85,8 @@ export function cacheBytesOf(
   element: number,
 ): number {
   const layers = cachedLayersOf(graph);
-  return spec.layers.reduce(
-    (sum, { attention: { kvHeads, headDim, valueDim } }, layer) =>
-      sum + (layers.has(layer) ? rows * kvHeads * (headDim + valueDim) * element : 0),
-    0,
-  );
+  return allLayers(spec).reduce((sum, { attention }, layer) => {
+    const { keys, values } = cacheWidths(attention);
+    return sum + (layers.has(layer) ? rows * (keys + values) * element : 0);
+  }, 0);
 }

@@ -9,6 +9,7 @@ import type { PolicyName } from '../experts/policies.ts';
 import type { PrefetchName } from '../experts/prefetch.ts';
 import type { OperationKind, WeightName } from '../model/graph.ts';
 import type { FormatId } from '../quant/index.ts';
+import type { Speculation, SpeculationOption } from './speculation.ts';
 
 export type DeviceName = 'cpu' | 'gpu' | 'reference';
 
@@ -65,12 +66,27 @@ export interface PlanOptions {
   readonly ignoreKeys?: readonly string[];
   /** Bytes of the machine's own memory that may be used; default: what the platform says is free. */
   readonly memoryBytes?: number;
+  /**
+   * How tokens are drafted, which a step then checks several of: it decides how fast an answer comes, never what it says. Default
+   * `off`. Drafting stops by itself while it does not pay.
+   */
+  readonly speculation?: SpeculationOption;
+}
+
+/** What drafts tokens, and how many at a time. */
+export interface PlannedSpeculation {
+  readonly source: Speculation['source'];
+  readonly drafts: number;
+  /** The model that drafts, which has a plan of its own; `bytes` are beside those of the plan that this is part of. */
+  readonly model?: { readonly name: string; readonly architecture: string; readonly bytes: number };
 }
 
 export interface PlannedOperation {
   /** −1: before the layers. The number of layers: after them. */
   readonly layer: number;
   readonly kind: OperationKind;
+  /** It belongs to what predicts further ahead. */
+  readonly mtp?: true;
   /** The value that it makes, by its name in the graph. */
   readonly output: string;
   readonly device: DeviceName;
@@ -107,7 +123,7 @@ export interface PlannedPart {
   /** Layers `first` to `end` − 1. The first part has the embedding as well, the last one the final norm and the head. */
   readonly first: number;
   readonly end: number;
-  /** What the device offers to kernels: `simd`, `relaxed-simd`, `threads` of WebAssembly; a GPU's own. */
+  /** What the device offers to kernels: `simd`, `relaxed-simd`, `relaxed-dot`, `threads` of WebAssembly; a GPU's own. */
   readonly features: readonly string[];
   readonly bytes: Plan['bytes'];
   /** Of its layers those whose experts are not all there. */
@@ -205,6 +221,8 @@ export interface Plan {
   readonly memoryBytes?: number;
   /** Weight bytes that decoding one token reads. */
   readonly bytesPerToken: number;
+  /** Absent: nothing is drafted. */
+  readonly speculation?: PlannedSpeculation;
   /** A greedy answer is the same alone, among others and after a reused prefix. */
   readonly reproducible: boolean;
 }

@@ -47,6 +47,8 @@ export const browserPlatform: Platform = {
 
 function assetUrl(name: string): URL {
   switch (name) {
+    case 'conclave-dot.wasm':
+      return new URL('../build/conclave-dot.wasm', import.meta.url);
     case 'conclave-relaxed.wasm':
       return new URL('../build/conclave-relaxed.wasm', import.meta.url);
     case 'conclave-simd.wasm':

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
-import { appendFile, chmod, mkdtemp, rename, rm, truncate, utimes, writeFile } from 'node:fs/promises';
+import { appendFile, chmod, mkdir, mkdtemp, rename, rm, truncate, utimes, writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -162,6 +162,37 @@ suite('files', () => {
     await file.close();
   });
 
+  test('a folder is the model that lies in it, and Files that were chosen together are one', async () => {
+    const at = join(folder, 'a model');
+    await mkdir(at);
+    await assert.rejects(nodePlatform.openSource(at), failsWith(/is a directory without .*model\.safetensors/));
+    await writeFile(join(at, 'model.safetensors'), bytes.subarray(0, 7));
+    await writeFile(join(at, 'config.json'), '{}');
+    const source = await nodePlatform.openSource(at);
+    assert.deepEqual(
+      [source.fileName, source.file.size, await source.folder?.has('config.json')],
+      ['model.safetensors', 7, true],
+    );
+    await source.file.close();
+
+    const named = (name: string) => new File([bytes], name);
+    const chosen = async (...names: string[]) => (await nodePlatform.openSource(names.map(named))).fileName;
+    assert.equal(await chosen('config.json', 'lexicon.safetensors', 'tokenizer.json'), 'lexicon.safetensors');
+    assert.equal(await chosen('b-00002-of-00002.gguf', 'b-00001-of-00002.gguf'), 'b-00001-of-00002.gguf');
+    const index = 'model.safetensors.index.json';
+    assert.equal(await chosen('b.safetensors', 'a.safetensors', index), index);
+    await assert.rejects(chosen('b.safetensors', 'a.safetensors'), failsWith(/2 files: is a directory without/));
+    await assert.rejects(chosen(), failsWith(/0 files/));
+    await assert.rejects(chosen('a.gguf', 'a.gguf'), UsageError);
+    await assert.rejects(nodePlatform.openSource([new Blob([bytes]) as File]), UsageError);
+    const { folder: chosenFolder } = await nodePlatform.openSource([named('a.safetensors'), named('config.json')]);
+    assert.equal((await chosenFolder?.open('config.json'))?.size, bytes.length);
+    await assert.rejects(
+      async () => chosenFolder?.open('else.json'),
+      failsWith(/else\.json: is not among the 2 files/),
+    );
+  });
+
   test('the folder opens siblings', async () => {
     const source = await nodePlatform.openSource(path);
     await writeFile(join(folder, 'second.bin'), bytes.subarray(0, 5));
@@ -214,6 +245,7 @@ suite('the web', () => {
 
   test('what goes wrong is named', async () => {
     await assert.rejects(nodePlatform.openSource(`${base}missing.gguf`), failsWith(/answered 404/));
+    assert.equal((await nodePlatform.openSource(base)).fileName, 'model.safetensors.index.json');
     await assert.rejects(nodePlatform.openSource(`${base}whole.gguf`), failsWith(/only whole files.*download/));
     await assert.rejects(nodePlatform.openSource('http://127.0.0.1:9/x.gguf'), failsWith(/cannot be reached/));
     const { file } = await nodePlatform.openSource(new URL(`${base}breaks.gguf`));
@@ -288,8 +320,11 @@ test('facts of this machine', async () => {
   assert.equal(await platform(), nodePlatform);
   assert.ok(Number.isInteger(nodePlatform.threads()) && nodePlatform.threads() >= 1);
   assert.ok(nodePlatform.freeMemoryBytes() > 2 ** 20);
-  // Node has had all three since its version 22.
-  assert.deepEqual([...detectFeatures()], ['simd', 'relaxed-simd', 'threads']);
+  // Node has had all three since its version 22; the fourth is the processor's.
+  assert.deepEqual(
+    [...detectFeatures()].filter((name) => name !== 'relaxed-dot'),
+    ['simd', 'relaxed-simd', 'threads'],
+  );
   await assert.rejects(nodePlatform.readAsset('no-such.wasm'), failsWith(/no-such\.wasm is missing; run/));
   const wasm = await nodePlatform.readAsset('conclave-simd.wasm');
   assert.equal(WebAssembly.validate(wasm), true);

@@ -2,13 +2,14 @@
 
 import { type BigIntStats, constants, fstatSync } from 'node:fs';
 import type { FileHandle } from 'node:fs/promises';
-import { access, open, readFile } from 'node:fs/promises';
+import { access, open, readFile, stat } from 'node:fs/promises';
 import { availableParallelism, freemem, totalmem } from 'node:os';
 import { basename, dirname, join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { type ResourceLimits, Worker } from 'node:worker_threads';
 import { InternalError, OutOfMemoryError, SourceError, UsageError } from '../errors.ts';
-import type { FileAddress, LocalFile, ModelSource } from '../format/source.ts';
+import { modelInFolder } from '../format/model-folder.ts';
+import type { FileAddress, LocalFile, ModelSource, SourceFolder } from '../format/source.ts';
 import { openDawn } from './dawn.ts';
 import { detectFeatures } from './features.ts';
 import type { Platform, PlatformWorker, SourceInput, WorkerEntry } from './platform.ts';
@@ -82,7 +83,7 @@ async function openSource(input: SourceInput): Promise<ModelSource> {
     const found =
       typeof input === 'function' ? 'a function' : Object(input) === input ? input?.constructor?.name : String(input);
     throw new UsageError(
-      `a model is loaded from a path, a URL, a Blob or a byte source; found ${found ?? 'an object'}`,
+      `a model is loaded from a path, a URL, a Blob, a list of Files or a byte source; found ${found ?? 'an object'}`,
     );
   }
   if (input === '') throw new UsageError('the path of the model is empty');
@@ -90,20 +91,28 @@ async function openSource(input: SourceInput): Promise<ModelSource> {
     throw new UsageError(`${input.href}: cannot load from ${input.protocol} addresses; use http:, https: or file:`);
   }
   const path = input instanceof URL ? fileURLToPath(input) : input;
-  const folder = dirname(path);
+  if (await isDirectory(path)) return modelInFolder(folderAt(path));
+  return { file: await openFile(path), fileName: basename(path), folder: folderAt(dirname(path)) };
+}
+
+function folderAt(path: string): SourceFolder {
   return {
-    file: await openFile(path),
-    fileName: basename(path),
-    folder: {
-      name: folder,
-      open: (fileName) => openFile(join(folder, fileName)),
-      has: (fileName) =>
-        access(join(folder, fileName)).then(
-          () => true,
-          () => false,
-        ),
-    },
+    name: path,
+    open: (fileName) => openFile(join(path, fileName)),
+    has: (fileName) =>
+      access(join(path, fileName)).then(
+        () => true,
+        () => false,
+      ),
   };
+}
+
+/** Whether there is a directory; what else is wrong with a path is told when it is opened. */
+function isDirectory(path: string): Promise<boolean> {
+  return stat(path).then(
+    (found) => found.isDirectory(),
+    () => false,
+  );
 }
 
 async function openFile(path: string): Promise<LocalFile> {
@@ -115,10 +124,10 @@ async function openFile(path: string): Promise<LocalFile> {
     throw new SourceError(`${path}: ${openFault(cause)}`, { cause, data: { path } });
   }
   try {
-    const stat = await handle.stat({ bigint: true });
-    if (stat.isDirectory()) throw new SourceError(`${path}: is a directory; give a file in it`, { data: { path } });
-    if (!stat.isFile()) throw new SourceError(`${path}: is not a regular file; give one`, { data: { path } });
-    return fileSource(path, addressOf(resolve(path), stat), handle);
+    const found = await handle.stat({ bigint: true });
+    if (found.isDirectory()) throw new SourceError(`${path}: is a directory; give a file in it`, { data: { path } });
+    if (!found.isFile()) throw new SourceError(`${path}: is not a regular file; give one`, { data: { path } });
+    return fileSource(path, addressOf(resolve(path), found), handle);
   } catch (error) {
     await handle.close();
     throw error;

@@ -52,7 +52,7 @@ export interface Platform {
   openAgain(address: FileAddress): Promise<LocalFile>;
   /** Starts a worker with `data` (structured clone). */
   spawnWorker(entry: WorkerEntry, data: unknown): PlatformWorker;
-  /** What WebAssembly offers here, as kernel rows ask for it: `simd`, `relaxed-simd`, `threads` (shared memory). */
+  /** What WebAssembly offers here, as kernel rows ask for it: `simd`, `relaxed-simd`, `relaxed-dot`, `threads` (shared memory). */
   features(): ReadonlySet<string>;
   /**
    * WebGPU: `navigator.gpu`, or Dawn through the package `webgpu` in Node. Absent where there is none. The same object each
@@ -67,6 +67,6 @@ export interface Platform {
   threads(): number;
   /** Bytes that may be allocated now, as far as the platform tells. */
   freeMemoryBytes(): number;
-  /** A file that `npm run build` made: `conclave-relaxed.wasm`, `conclave-simd.wasm`. */
+  /** A file that `npm run build` made: `conclave-dot.wasm`, `conclave-relaxed.wasm`, `conclave-simd.wasm`. */
   readAsset(name: string): Promise<Uint8Array<ArrayBuffer>>;
 }

@@ -1,15 +1,17 @@
 /** Byte sources that need nothing but the web's own objects: a Blob, a URL that answers range requests. */
 
 import { SourceError, UsageError } from '../errors.ts';
+import { modelInFolder } from '../format/model-folder.ts';
 import type { ByteSource, ModelSource, SourceFolder } from '../format/source.ts';
 import type { SourceInput } from './platform.ts';
 
 /** Bytes of a Blob read at a time, so that its copy stays small. */
 const BLOB_CHUNK = 16 * 2 ** 20;
 
-/** What needs no platform: a Blob, a web address, or a source that somebody else made. Undefined for anything else. */
+/** What needs no platform: Blobs, a web address, or a source that somebody else made. Undefined for anything else. */
 export async function openWebInput(input: SourceInput): Promise<ModelSource | undefined> {
   if (typeof input !== 'string' && (typeof input !== 'object' || input === null)) return undefined;
+  if (Array.isArray(input)) return openFiles(input);
   if (typeof input === 'object' && 'file' in input) {
     checkSource(input.file);
     return input;
@@ -68,7 +70,38 @@ export function blobSource(blob: Blob): ByteSource {
   };
 }
 
-/** A file at a web address, and its folder: the addresses beside it. */
+/**
+ * Files that a person chose together, as a folder. Of one file it is that one which is the model; of several, what a
+ * folder's model is called.
+ * @throws UsageError `usage` for what are no Files, and for names that stand twice
+ */
+async function openFiles(files: readonly File[]): Promise<ModelSource> {
+  const byName = new Map<string, File>();
+  for (const file of files) {
+    if (typeof Blob === 'undefined' || !(file instanceof Blob) || typeof file.name !== 'string') {
+      throw new UsageError('a list to load a model from holds something that is no File; give Files, with their names');
+    }
+    if (byName.has(file.name)) throw new UsageError(`${file.name}: two files have this name; give one of each`);
+    byName.set(file.name, file);
+  }
+  const open = (fileName: string): ByteSource => {
+    const file = byName.get(fileName);
+    if (file === undefined) throw new SourceError(`${fileName}: is not among the ${files.length} files`);
+    return blobSource(file);
+  };
+  const folder: SourceFolder = {
+    name: `${files.length} files`,
+    open: async (fileName) => open(fileName),
+    has: async (fileName) => byName.has(fileName),
+  };
+  const tensors = [...byName.keys()].filter((name) => /\.(?:gguf|safetensors)$/i.test(name)).sort();
+  const whole = tensors.length === 1 || tensors.every((name) => /\.gguf$/i.test(name));
+  const only = files.length === 1 ? files[0]?.name : whole ? tensors[0] : undefined;
+  if (only === undefined) return modelInFolder(folder);
+  return { file: open(only), fileName: only, folder };
+}
+
+/** A file at a web address, and its folder: the addresses beside it. An address that ends in a slash is a folder. */
 async function openUrl(url: URL): Promise<ModelSource> {
   const folderUrl = new URL('.', url);
   const at = (fileName: string) => {
@@ -81,6 +114,7 @@ async function openUrl(url: URL): Promise<ModelSource> {
     open: (fileName) => openRanges(at(fileName)),
     has: async (fileName) => (await request(at(fileName), { method: 'HEAD' })).ok,
   };
+  if (url.pathname.endsWith('/')) return modelInFolder(folder);
   return { file: await openRanges(url), fileName: decodeURIComponent(lastPart(url.pathname)), folder };
 }
 

@@ -1,12 +1,15 @@
-/** Tokenizers from GGUF metadata: reads the vocabulary and puts the parts together. */
+/** Tokenizers from GGUF metadata or from a folder's tokenizer.json: reads the vocabulary and puts the parts together. */
 
-import { CorruptFileError } from '../errors.ts';
-import type { MetadataValue } from '../format/model-file.ts';
+import { CorruptFileError, Refusal } from '../errors.ts';
+import type { MetadataValue, ModelFile } from '../format/model-file.ts';
 import { BytePairEncoder } from './bpe.ts';
 import { streamDecoder, TokenBytes } from './decoder.ts';
+import { folderScheme, textKind } from './folder-scheme.ts';
+import { folderVocabulary } from './folder-vocabulary.ts';
 import { type PreTokenizer, preTokenizer } from './pre-tokenizer.ts';
+import type { Scheme } from './scheme.ts';
 import { SentencePieceEncoder, SPACE_MARK } from './sentencepiece.ts';
-import { type Fragment, SpecialTokens } from './special-tokens.ts';
+import { SpecialTokens } from './special-tokens.ts';
 import type {
   DecodeOptions,
   EncodeOptions,
@@ -41,13 +44,23 @@ export function readTokenizer(metadata: ReadonlyMap<string, MetadataValue>, wher
     : new VocabularyTokenizer(vocabulary, bytePairs(vocabulary));
 }
 
-/** What differs between the tokenizer models. */
-interface Scheme {
-  readonly pre?: string;
-  readonly addBos: boolean;
-  readonly addSpacePrefix: boolean;
-  /** Ids of fragments, in order. */
-  encode(fragments: readonly Fragment[], into: number[]): void;
+/**
+ * The tokenizer of a model: of a GGUF file its `tokenizer.*` keys, of a safetensors folder its `tokenizer.json`.
+ * @param vocabulary rows of the model's embedding
+ * @throws CorruptFileError `corrupt_file`; Refusal `refused` for a tokenizer that is not supported, and for a folder that has
+ * none
+ */
+export function tokenizerOf(file: ModelFile, vocabulary: number): Tokenizer {
+  if (file.container === 'gguf') return readTokenizer(file.metadata, file.name);
+  const { folder } = file;
+  if (folder?.tokenizer === undefined) {
+    throw new Refusal(
+      `${file.name}: there is no tokenizer.json beside it; a model's text becomes tokens by it: download the whole folder`,
+    );
+  }
+  const kind = textKind(folder.tokenizer, `${folder.name}: tokenizer.json`);
+  const read = folderVocabulary(folder, vocabulary, kind);
+  return new VocabularyTokenizer(read, folderScheme(folder.tokenizer, read, kind));
 }
 
 function bytePairs(vocabulary: Vocabulary): Scheme {
@@ -116,7 +129,7 @@ class VocabularyTokenizer implements Tokenizer {
     this.eos = ids.eos_token_id;
     this.endOfGeneration = vocabulary.endOfGeneration;
     this.addBos = flag(vocabulary, 'bos', scheme.addBos);
-    this.addEos = flag(vocabulary, 'eos', false);
+    this.addEos = flag(vocabulary, 'eos', scheme.addEos ?? false);
     this.controlTexts = texts.filter((text, id) => vocabulary.types[id] === TokenType.control && text !== '');
     this.chatTemplate = vocabulary.chatTemplate;
     this.namedTokens = namedTokens(vocabulary);

@@ -198,7 +198,8 @@ function readTypes(reader: KeyReader, texts: readonly string[]): Uint8Array {
   return types;
 }
 
-function endOfGeneration(
+/** Ids that end an answer: those of texts which do in every model that has them, and those that the file names. */
+export function endOfGeneration(
   texts: readonly string[],
   types: Uint8Array,
   ids: Readonly<Partial<Record<SpecialKey, number>>>,

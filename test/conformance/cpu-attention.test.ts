@@ -16,6 +16,7 @@ import {
   chunkedPrompt,
   type Inputs,
   inputsOf,
+  jointShapes,
   options,
   roundedToF16,
   run,
@@ -27,7 +28,7 @@ import {
 import { near, PLAIN, ROWS, SMALL_ARENAS, sameBits } from './support/compare.ts';
 import { onCpu, onReference, type Tiny, tinyPlan } from './support/tiny-graph.ts';
 
-/** Query heads a key head: 1 to 32; widths around the 16 and 64 bytes that loops take. */
+/** Query heads a key head: 1 to 128, up to 32 of them a unit; widths around the 16 and 64 bytes that loops take. */
 const shapes: readonly Shape[] = [
   { heads: 1, kvHeads: 1, headDim: 4, valueDim: 4 },
   { heads: 5, kvHeads: 1, headDim: 20, valueDim: 12 },
@@ -36,6 +37,8 @@ const shapes: readonly Shape[] = [
   { heads: 6, kvHeads: 6, headDim: 132, valueDim: 20 },
   { heads: 12, kvHeads: 4, headDim: 64, valueDim: 132 },
   { heads: 62, kvHeads: 2, headDim: 4, valueDim: 8 },
+  { heads: 66, kvHeads: 2, headDim: 8, valueDim: 4 },
+  ...jointShapes,
 ];
 
 async function checkAttention(
@@ -68,8 +71,9 @@ for (const row of cpuRows.filter(({ operation }) => operation === 'attention')) 
   const cache = (['f16', 'f32'] as const).find((type) => row.name === `attention-${type}`) as CacheType;
   describe(row.name, () => {
     for (const [index, shape] of shapes.entries()) {
-      const { heads, kvHeads, headDim, valueDim } = shape;
-      test(`${heads} heads of ${headDim} on ${kvHeads} of ${headDim} and ${valueDim}`, async () => {
+      const { heads, kvHeads, headDim, valueDim, joint } = shape;
+      const values = joint ? ', values in keys' : '';
+      test(`${heads} heads of ${headDim} on ${kvHeads} of ${headDim} and ${valueDim}${values}`, async () => {
         const inputs = inputsOf(shape, index);
         await checkAttention(shape, inputs, cache, row.tolerance.relativeRms);
       });
@@ -83,6 +87,13 @@ for (const row of cpuRows.filter(({ operation }) => operation === 'attention')) 
         }
       });
     }
+
+    test('values in keys: windows, sinks and temperature as beside them, where units take some of the heads', async () => {
+      const beyond = beyondPlain['sinks, chunks and a temperature'] as Beyond;
+      for (const [index, shape] of jointShapes.entries()) {
+        await checkAttention(shape, inputsOf(shape, index), cache, row.tolerance.relativeRms, beyond);
+      }
+    });
 
     test('loses nothing but what its cache rounds', async () => {
       const shape = shapes[1] as Shape;

@@ -5,16 +5,26 @@
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { cpuFormat, type Encoding } from '../../src/backend/cpu/formats.ts';
+import { cpuFormat, cpuFormats, type Encoding } from '../../src/backend/cpu/formats.ts';
 import type { CpuRow } from '../../src/backend/cpu/row.ts';
 import { cpuRows } from '../../src/backend/cpu/rows.ts';
 import { linear } from '../../src/backend/reference/operations.ts';
 import type { Operation } from '../../src/model/graph.ts';
 import { type FormatId, formatOf } from '../../src/quant/index.ts';
-import { decoded, gaussians, kindOfRow, nastyRows, type RowKind, random, randomWeight } from './support/blocks.ts';
+import {
+  decoded,
+  extremeWeight,
+  gaussians,
+  kindOfRow,
+  nastyRows,
+  type RowKind,
+  random,
+  randomWeight,
+} from './support/blocks.ts';
 import {
   checkRows,
   checkSameBits,
+  DOT,
   near,
   nearByKind,
   PLAIN,
@@ -32,6 +42,7 @@ import {
   f32Weight,
   onCpu,
   onReference,
+  type Running,
   rowsStep,
   type Tiny,
   type TinyWeight,
@@ -113,9 +124,40 @@ describe('linear', () => {
         });
         if (cpuFormat(format)?.kind === 'block') checkRounded(tiny, format, columns, values);
         await checkSameBits(tiny, values, { features: PLAIN }, `${what}, plain SIMD`);
+        await checkSameBits(tiny, values, { features: DOT }, `${what}, products with a sum`);
         await checkSameBits(tiny, values, { features: RELAXED, arenaBytes: SMALL_ARENAS }, `${what}, arenas of 64 KiB`);
       });
     }
+  }
+});
+
+describe('linear, at the ends of the integers that it sums up', () => {
+  /** 1 and -1 in every way that meets in one sum of bytes. */
+  const signs = [() => 1, () => -1, (i: number) => (i & 1 ? 1 : -1), (i: number) => (i & 2 ? 1 : -1)];
+  for (const { id } of cpuFormats.filter((format) => format.kind === 'block')) {
+    test(`${id}: the least and the greatest codes times the greatest activations`, async () => {
+      const [outputs, columns] = [9, 2 * Math.max(256, formatOf(id).blockLength)];
+      const x = Float32Array.from({ length: signs.length * columns }, (_, i) =>
+        (signs[Math.floor(i / columns)] as (i: number) => number)(i % columns),
+      );
+      const tiny = tinyGraph({
+        rows: signs.length,
+        inputs: { x },
+        operations: [{ kind: 'linear', layer: 0, input: 'x', weight: 'w', output: 'y' }],
+        widths: { y: outputs },
+        output: 'y',
+        weights: { w: { format: id, shape: [outputs, columns], bytes: extremeWeight(id, [outputs, columns]) } },
+      });
+      const of = async ({ executable }: Running) => {
+        await executable.run(rowsStep('step', 0, signs.length));
+        return executable.value?.('y') as Float32Array;
+      };
+      const expected = await onReference(tiny, {}, of);
+      for (const features of [DOT, RELAXED, PLAIN]) {
+        const found = await onCpu(tiny, { features }, of);
+        near(found, expected, EXACT_TOLERANCE, `${id}, ${[...features].join(' ')}`);
+      }
+    });
   }
 });
 

@@ -1,5 +1,5 @@
 /**
- * Law 4 on whole models, the ten tiny families and the bundled one: a step row's logits have the same bits alone, beside
+ * Law 4 on whole models, the tiny families and the bundled one: a step row's logits have the same bits alone, beside
  * 63 rows of other sequences and in a verify; a prompt's do not depend on the chunk; neither on where pages lie, on how
  * many threads and arenas there are, or on the build.
  */
@@ -12,7 +12,7 @@ import type { Mode } from '../../src/backend/kernel.ts';
 import { type DeviceModel, type DeviceOptions, withDevice } from '../support/device.ts';
 import { families, familyFile } from '../support/families.ts';
 import { BUNDLED } from '../support/models.ts';
-import { PLAIN, RELAXED, SMALL_ARENAS, sameBits } from './support/compare.ts';
+import { DOT, PLAIN, RELAXED, SMALL_ARENAS, sameBits } from './support/compare.ts';
 
 const CONTEXT = 192;
 /** Of one sequence; 64 of them are open at once. */
@@ -151,12 +151,13 @@ describe('no bit depends on where it was computed', () => {
   const places: Readonly<Record<string, DeviceOptions>> = {
     'two threads': { threads: 2 },
     'three threads, plain SIMD': { threads: 3, features: PLAIN },
+    'two threads, products with a sum': { threads: 2, features: DOT },
     'five threads, arenas of 64 KiB': { threads: 5, arenaBytes: SMALL_ARENAS },
     'arenas of 256 KiB': { threads: 1, arenaBytes: 2 ** 18 },
     'arenas of 8 MiB': { threads: 1, arenaBytes: 2 ** 23 },
   };
   for (const { name, path } of models.filter((model) =>
-    ['qwen2moe', 'glm4moe', 'llama', BUNDLED].includes(model.name),
+    ['qwen2moe', 'glm4moe', 'llama', 'deepseek3', BUNDLED].includes(model.name),
   )) {
     test(name, async () => {
       const compute = (more: DeviceOptions) =>

@@ -145,11 +145,13 @@ describe('norm without weights', () => {
 
 describe('scales', () => {
   for (const width of [1, 3, 4, 5, 64, 515]) {
-    test(`scale: ${width} wide, by a factor and by a weight`, () => {
+    test(`scale: ${width} wide, by a factor and by a weight, whole and in part`, () => {
       const operations: Operation[] = [
         { kind: 'scale', layer: 0, input: 'x', factor: 0.125, output: 'by factor' },
         { kind: 'scale', layer: 0, input: 'x', factor: 1, weight: 'w', output: 'by weight' },
         { kind: 'scale', layer: 0, input: 'x', factor: -3.3, weight: 'w', output: 'by both' },
+        { kind: 'scale', layer: 0, input: 'x', factor: -0.22, rest: 1, output: 'all but the last' },
+        { kind: 'scale', layer: 0, input: 'x', factor: 5, weight: 'w', rest: Math.ceil(width / 2), output: 'half' },
       ];
       return check(`scale of ${width}`, {
         inputs: { x: nastyRows(ROWS, width, width) },
@@ -301,6 +303,25 @@ describe('soft cap', () => {
   }
 });
 
+describe('norm with a rest', () => {
+  for (const [group, count, rest] of [
+    [1, 1, 1],
+    [32, 1, 16],
+    [5, 3, 2],
+    [64, 2, 67],
+  ] as const) {
+    test(`norm: ${count} groups of ${group} and ${rest} more`, () => {
+      const width = group * count + rest;
+      return check(`norm of ${width}`, {
+        inputs: { x: nastyRows(ROWS, width, width) },
+        operations: [{ kind: 'norm', layer: 0, input: 'x', weight: 'w', epsilon: 1e-6, group, rest, output: 'y' }],
+        widths: { y: width },
+        weights: { w: f32Weight(gaussians(group, random(width)) as Float32Array<ArrayBuffer>, group) },
+      });
+    });
+  }
+});
+
 describe('rope', () => {
   assert.equal(rowsOf('rope').length, 1);
   const scalings: readonly RopeScaling[] = [
@@ -348,6 +369,25 @@ describe('rope', () => {
     });
   }
 
+  for (const [headDim, heads, from, dimensions] of [
+    [6, 3, 4, 2],
+    [48, 4, 32, 16],
+    [21, 2, 3, 8],
+  ] as const) {
+    test(`rope: ${heads} heads of ${headDim}, ${dimensions} from ${from} on, both pairings`, () => {
+      const width = heads * headDim;
+      const operations = (['half', 'adjacent'] as const).map((pairing): Operation => {
+        const rope = { pairing, dimensions, base: 10000, scaling: { kind: 'none' } } as const;
+        return { kind: 'rope', layer: 0, input: 'x', headDim, from, rope, output: pairing };
+      });
+      return check(`rope of ${headDim} from ${from} on`, {
+        inputs: { x: nastyRows(ROWS, width, width) },
+        operations,
+        widths: Object.fromEntries(operations.map(({ output }) => [output, width])),
+      });
+    });
+  }
+
   test('rope: rows turn by their own position, not by their place in a run', async () => {
     const rope = { pairing: 'half', dimensions: 4, base: 10, scaling: { kind: 'none' } } as const;
     const operations: Operation[] = [{ kind: 'rope', layer: 0, input: 'x', headDim: 4, rope, output: 'y' }];
@@ -370,10 +410,10 @@ describe('rope', () => {
   });
 });
 
-describe('glu and add', () => {
-  assert.equal(rowsOf('glu').length + rowsOf('add').length, 2);
+describe('glu, add and concat', () => {
+  assert.equal(rowsOf('glu').length + rowsOf('add').length + rowsOf('concat').length, 3);
   for (const width of [1, 3, 4, 5, 17, 64, 67, 1030]) {
-    test(`glu and add: ${width} wide`, async () => {
+    test(`glu, add and concat: ${width} wide`, async () => {
       const [left, right] = [nastyRows(ROWS, width, width), nastyRows(ROWS, width, width + 1)];
       const inputs = { left, right };
       await check(`glu of ${width}`, {
@@ -385,6 +425,16 @@ describe('glu and add', () => {
         inputs,
         operations: [{ kind: 'add', layer: 0, left: 'left', right: 'right', output: 'y' }],
         widths: { y: width },
+      });
+      // Of two widths, in both orders.
+      const narrow = nastyRows(ROWS, 3, width + 2);
+      await check(`concat of ${width}`, {
+        inputs: { left, narrow },
+        operations: [
+          { kind: 'concat', layer: 0, left: 'left', right: 'narrow', output: 'y' },
+          { kind: 'concat', layer: 0, left: 'narrow', right: 'left', output: 'z' },
+        ],
+        widths: { y: width + 3, z: width + 3 },
       });
     });
   }

@@ -14,7 +14,7 @@ import { InternalError } from '../../src/errors.ts';
 import { type Demand, demandsOf } from '../../src/model/demands.ts';
 import type { Operation } from '../../src/model/graph.ts';
 import type { MoeSpec, RouterSpec } from '../../src/model/spec.ts';
-import { attentionOver, beyondPlain, inputsOf } from './support/attention-cases.ts';
+import { attentionOver, beyondPlain, inputsOf, jointShapes } from './support/attention-cases.ts';
 import { moeCases, moeGraph } from './support/moe-cases.ts';
 import { requestFor } from './support/requests.ts';
 
@@ -27,6 +27,14 @@ const heads = { heads: 2, kvHeads: 1, headDim: 4, valueDim: 4, scale: 0.5 } as c
 const plain = {
   embed: { ...base, kind: 'embed', weight: 'w' },
   norm: { ...base, kind: 'norm', input: 'x', weight: 'w', epsilon: 1e-5, group: 4 },
+  rope: {
+    ...base,
+    kind: 'rope',
+    input: 'x',
+    headDim: 4,
+    rope: { pairing: 'half', dimensions: 2, base: 1e4, scaling: { kind: 'none' } },
+  },
+  scale: { ...base, kind: 'scale', input: 'x', factor: 2 },
   head: { ...base, kind: 'head', input: 'x', weight: 'w' },
   attention: { ...base, kind: 'attention', query: 'q', key: 'k', value: 'v', ...heads },
   glu: { ...base, kind: 'glu', gate: 'a', up: 'b', activation: 'silu' },
@@ -53,11 +61,15 @@ const activated = (activation: MoeSpec['activation']): readonly Operation[] => [
 const asking: Readonly<Record<Demand, readonly Operation[]>> = {
   'a scale on embeddings': [{ ...plain.embed, scale: 8 }],
   'norms without weights': [{ ...base, kind: 'norm', input: 'x', epsilon: 1e-5, group: 4 }],
+  'a norm of part of a row': [{ ...plain.norm, rest: 2 }],
+  'a scale on part of a row': [{ ...plain.scale, rest: 2 }],
+  'a rotation of the end of a head': [{ ...plain.rope, from: 2 }],
   'a soft cap on logits': [{ ...plain.head, softcap: 30 }],
   'a window of attention': [{ ...plain.attention, reach: { kind: 'window', length: 8 } }],
   'chunks of attention': [{ ...plain.attention, reach: { kind: 'chunk', length: 8 } }],
   'attention sinks': [{ ...plain.attention, sinks: 's' }],
   'attention temperature': [{ ...plain.attention, temperature: { length: 8, scale: 0.1 } }],
+  'values that are the beginnings of their keys': [{ ...base, kind: 'attention', query: 'q', key: 'k', ...heads }],
   GELU: activated('geluTanh'),
   'clamped SwiGLU': activated(clamped),
   'biases of experts': withMoe({ biases: true }),
@@ -66,6 +78,7 @@ const asking: Readonly<Record<Demand, readonly Operation[]>> = {
   "a router's own input": [{ ...plain.moe, routerInput: 'r' }],
   'scales of experts': withMoe({ router: { ...router, expertScale: true } }).slice(0, 1),
   'weights on the inputs of experts': withMoe({ router: { ...router, weighsInput: true } }),
+  'experts that give a row as it is': withMoe({ zeroExperts: 2 }),
 };
 
 const demands = Object.keys(asking) as Demand[];
@@ -123,7 +136,8 @@ for (const [device, rows] of [
 test('the reference serves every demand of every operation that it runs', () => {
   for (const { operation, serves = [] } of referenceRows) {
     const can = demands.filter((demand) => asking[demand].some(({ kind }) => kind === operation));
-    const refused = operation === 'experts' ? ['weights on the inputs of experts'] : [];
+    const refused =
+      operation === 'experts' ? ['weights on the inputs of experts', 'experts that give a row as it is'] : [];
     assert.deepEqual(
       can.filter((demand) => !serves.includes(demand)),
       refused,
@@ -137,9 +151,10 @@ test('what the CPU serves of attention and of experts, its suites run', () => {
     const shape = { heads: 1, kvHeads: 1, headDim: 4, valueDim: 4 };
     return attentionOver(shape, inputsOf(shape, 0), beyond);
   });
+  const joint = jointShapes.map((shape) => attentionOver(shape, inputsOf(shape, 0)));
   const layers = Object.values(moeCases).map(moeGraph);
   const run = new Set(
-    [...attention, ...layers].flatMap(({ graph }) =>
+    [...attention, ...joint, ...layers].flatMap(({ graph }) =>
       graph.operations.flatMap((operation) => demandsOf(operation).map((demand) => `${operation.kind}: ${demand}`)),
     ),
   );

@@ -265,6 +265,18 @@ test('flags that ask for a GPU and for none at once are bad flags', async () => 
   }
 });
 
+test('inspect shows a safetensors folder: what config.json says, the tensors, the model', async () => {
+  const { code, out } = await conclave(['inspect', fileURLToPath(new URL('test/fixtures/families/qwen2moe', root))]);
+  assert.equal(code, 0);
+  assert.match(out, /qwen2moe\/model\.safetensors: safetensors/);
+  assert.match(out, /config\.json: \d+ keys/);
+  assert.match(out, /rope_parameters\.rope_theta +10000/);
+  assert.match(out, /model\.layers\.0\.mlp\.experts\.0\.down_proj\.weight +BF16 +\[64, 32\]/);
+  assert.match(out, /8 experts of 32, 2 used/);
+  // The families' folders have no tokenizer of their own.
+  assert.match(out, /cannot run it here\. refused: .*no tokenizer\.json/);
+});
+
 test('inspect --json holds every key, tensor and token', async () => {
   const { code, out } = await conclave(['inspect', '--json']);
   assert.equal(code, 0);

@@ -71,6 +71,36 @@ test('an abort after the load is of no effect', async () => {
   await model.dispose();
 });
 
+test('a safetensors model chosen as Files answers as the same model in GGUF does', async () => {
+  const at = new URL('../fixtures/families/', import.meta.url);
+  const names = [
+    'qwen3moe/model.safetensors',
+    'qwen3moe/config.json',
+    'qwen3moe/generation_config.json',
+    'tokenizer.json',
+    'tokenizer_config.json',
+  ];
+  const files = await Promise.all(
+    names.map(async (name) => new File([await readFile(new URL(name, at))], name.split('/').at(-1) ?? '')),
+  );
+  const [chosen, gguf] = [
+    await load(files, { context: 64, cache: 'f32' }),
+    await load(new File([await readFile(new URL('qwen3moe/model.gguf', at))], 'model.gguf'), {
+      context: 64,
+      cache: 'f32',
+    }),
+  ];
+  const ids = chosen.tokenize('a few words');
+  assert.deepEqual(gguf.tokenize('a few words'), ids);
+  assert.equal(
+    await chosen.applyTemplate([{ role: 'user', content: 'x' }]),
+    await gguf.applyTemplate([{ role: 'user', content: 'x' }]),
+  );
+  assert.deepEqual(await chosen.logits(ids), await gguf.logits(ids));
+  assert.equal(chosen.info.parameters, gguf.info.parameters);
+  await Promise.all([chosen.dispose(), gguf.dispose()]);
+});
+
 test('far more threads than cores are refused before one is started', async () => {
   const most = Math.max(64, 4 * availableParallelism());
   const refused = (error: unknown) =>

@@ -14,7 +14,7 @@ import { memorySource } from '../../src/format/source.ts';
 import { buildGraph } from '../../src/model/decoder.ts';
 import { readModel } from '../../src/model/read-model.ts';
 import { backendOf, type DeviceModel, planFor, relativeRms, runTokens, withDevice } from '../support/device.ts';
-import { families, familyFile, slackOf } from '../support/families.ts';
+import { families, familyFile, filesOf, slackOf } from '../support/families.ts';
 import { nodeModelSource } from '../support/node-source.ts';
 import { argmax } from '../support/reference.ts';
 import { f32Of, i32Of, readSafetensors } from '../support/safetensors.ts';
@@ -47,9 +47,12 @@ for (const family of families) {
   describe(family, () => {
     const expected = expectedOf(family);
     const tokens = i32Of(expected, 'tokens');
-    for (const cache of ['f32', 'f16'] as const) {
-      test(`official logits with a cache of ${cache}, in one prompt and step by step`, () =>
-        withDevice(familyFile(family, 'model.gguf'), { context: 64, cache }, async (model) => {
+    for (const [file, cache] of [
+      ...filesOf(family).map((file) => [file, 'f32'] as const),
+      ['model.gguf', 'f16'] as const,
+    ]) {
+      test(`${file}: official logits with a cache of ${cache}, in one prompt and step by step`, () =>
+        withDevice(familyFile(family, file), { context: 64, cache }, async (model) => {
           const logits = await runTokens(model, tokens, 0, 'prompt');
           checkLogits(logits, f32Of(expected, 'logits'), cache, slackOf(family));
           const { vocabulary } = model.spec;

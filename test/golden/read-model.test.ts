@@ -93,20 +93,31 @@ test('one number for all layers and an array with one a layer mean the same', as
   assert.throws(wrong(array(2, 1, 2)), /blk\.1\.attn_k\.weight is \[64, 64\].*\[32, 64\]/);
 });
 
+/** The tensors of one more layer, which predicts further ahead: the last one's, and what is before and behind it. */
+function layerAhead(file: ModelFile): Record<string, TensorInfo> {
+  const tensors: Record<string, TensorInfo> = {};
+  const add = (name: string, like: string, shape?: readonly number[]) => {
+    const tensor = tensorOf(file, like);
+    tensors[name] = { ...tensor, name, shape: shape ?? tensor.shape };
+  };
+  for (const { name } of file.tensors.values()) {
+    if (name.startsWith('blk.2.')) add(name.replace('blk.2.', 'blk.3.'), name);
+  }
+  const [hidden] = tensorOf(file, 'output_norm.weight').shape as [number];
+  add('blk.3.nextn.eh_proj.weight', 'blk.0.attn_q.weight', [hidden, 2 * hidden]);
+  for (const part of ['enorm', 'hnorm', 'shared_head_norm']) {
+    add(`blk.3.nextn.${part}.weight`, 'output_norm.weight');
+  }
+  return tensors;
+}
+
+const oneAhead = { 'glm4moe.block_count': meta.u32(4), 'glm4moe.nextn_predict_layers': meta.u32(1) };
+
 test('the layer that predicts ahead is counted, left out and named', async () => {
   const file = await header('glm4moe');
   const plain = readModel(file);
-  const tensors: Record<string, TensorInfo> = {};
-  for (const tensor of file.tensors.values()) {
-    if (!tensor.name.startsWith('blk.2.')) continue;
-    const name = tensor.name.replace('blk.2.', 'blk.3.');
-    tensors[name] = { ...tensor, name };
-  }
-  tensors['blk.3.nextn.eh_proj.weight'] = {
-    ...tensorOf(file, 'blk.0.attn_q.weight'),
-    name: 'blk.3.nextn.eh_proj.weight',
-  };
-  const metadata = { 'glm4moe.block_count': meta.u32(4), 'glm4moe.nextn_predict_layers': meta.u32(1) };
+  const tensors = layerAhead(file);
+  const metadata = oneAhead;
   const { spec, ignored } = readModel(altered(file, { metadata, tensors }));
   assert.deepEqual(spec, plain.spec);
   assert.deepEqual(ignored.map(({ name }) => name).sort(), Object.keys(tensors).sort());
@@ -116,6 +127,46 @@ test('the layer that predicts ahead is counted, left out and named', async () =>
   assert.throws(() => readModel(altered(file, { tensors })), /glm4moe\.block_count is 3; expected the 4 layers/);
   const all = { 'glm4moe.nextn_predict_layers': meta.u32(3) };
   assert.throws(() => readModel(altered(file, { metadata: all })), /glm4moe\.nextn_predict_layers is 3/);
+});
+
+test('the layer that predicts ahead is read where it is wanted: whole, or not at all', async () => {
+  const file = await header('glm4moe');
+  const plain = readModel(file);
+  const tensors = layerAhead(file);
+  const wanted = (changes: Parameters<typeof altered>[1]) => readModel(altered(file, changes), { mtp: true });
+  const { spec, weights, ignored } = wanted({ metadata: oneAhead, tensors });
+  const { mtp, ...rest } = spec;
+  assert.deepEqual({ ...rest, mtp: undefined }, plain.spec);
+  assert.deepEqual(mtp?.layer, spec.layers[2]);
+  assert.deepEqual([mtp?.ownEmbedding, mtp?.ownHead], [false, false]);
+  assert.deepEqual(ignored, plain.ignored);
+  assert.equal(weights.size, plain.weights.size + Object.keys(tensors).length);
+  const { hidden, vocabulary } = spec;
+  assert.deepEqual(weights.get('mtp.projection')?.shape, [hidden, 2 * hidden]);
+
+  // An embedding and a head of its own, as some files have them.
+  const own = Object.fromEntries(
+    ['embed_tokens', 'shared_head_head'].map((part) => {
+      const name = `blk.3.nextn.${part}.weight`;
+      return [name, { ...tensorOf(file, 'token_embd.weight'), name }];
+    }),
+  );
+  const both = wanted({ metadata: oneAhead, tensors: { ...tensors, ...own } });
+  assert.deepEqual([both.spec.mtp?.ownEmbedding, both.spec.mtp?.ownHead], [true, true]);
+  assert.deepEqual(both.weights.get('mtp.head')?.shape, [vocabulary, hidden]);
+
+  const refused = (changes: Parameters<typeof altered>[1]) =>
+    assert.throws(
+      () => wanted(changes),
+      (error: unknown) => error instanceof Refusal && /no layer that predicts/.test(error.message),
+    );
+  refused({});
+  refused({ metadata: oneAhead });
+  refused({ metadata: { ...oneAhead, 'glm4moe.nextn_predict_layers': meta.u32(2) }, tensors });
+  const { 'blk.3.nextn.hnorm.weight': _, ...lacking } = tensors;
+  assert.throws(() => wanted({ metadata: oneAhead, tensors: lacking }), /blk\.3\.nextn\.hnorm\.weight is missing/);
+  const llama = await header('llama');
+  assert.throws(() => readModel(llama, { mtp: true }), Refusal);
 });
 
 test('biases and norms are all there or none is; the first layer says which', async () => {
@@ -294,13 +345,5 @@ test('a vocabulary that is not the embedding’s is named with both numbers', as
   assert.throws(
     () => readModel(altered(file, { tensors: { 'token_embd.weight': null } })),
     /token_embd\.weight is missing/,
-  );
-});
-
-test('a sound safetensors model is refused by name: it is no damaged GGUF', async () => {
-  const file: ModelFile = { ...(await header('llama')), container: 'safetensors', metadata: new Map() };
-  assert.throws(
-    () => readModel(file),
-    (error: unknown) => error instanceof Refusal && /safetensors is not supported yet; .*GGUF/.test(error.message),
   );
 });

@@ -53,6 +53,10 @@ const shapes: readonly Shape[] = [
   { heads: 12, kvHeads: 4, headDim: 64, valueDim: 132 },
   { heads: 62, kvHeads: 2, headDim: 4, valueDim: 8 },
   { heads: 5, kvHeads: 1, headDim: 256, valueDim: 256 },
+  // A prompt's tiles are of 20 query heads here, and below of one.
+  { heads: 40, kvHeads: 1, headDim: 576, valueDim: 512, joint: true },
+  { heads: 4, kvHeads: 1, headDim: 48, valueDim: 32, joint: true },
+  { heads: 74, kvHeads: 2, headDim: 8, valueDim: 4, joint: true },
 ];
 
 /** What of those widths goes on subgroup matrices. */
@@ -167,8 +171,9 @@ for (const kernels of served) {
   const tolerance = toleranceOf(kernels);
   describe(title, () => {
     for (const [index, shape] of kernels.shapes.entries()) {
-      const { heads, kvHeads, headDim, valueDim } = shape;
-      test(`${heads} heads on ${kvHeads} of ${headDim} and ${valueDim}`, async () => {
+      const { heads, kvHeads, headDim, valueDim, joint } = shape;
+      const values = joint ? ', values in keys' : '';
+      test(`${heads} heads on ${kvHeads} of ${headDim} and ${valueDim}${values}`, async () => {
         await checkAttention(kernels, shape, inputsOf(shape, index), tolerance);
       });
     }
@@ -229,9 +234,9 @@ for (const row of gpuRows.filter(({ operation }) => operation === 'attention')) 
   const cache = row.name.endsWith('f16') ? 'f16' : 'f32';
   const none = new Float32Array(0);
   test(`${row.name} takes what its bounds say, and names what it does not take`, () => {
-    const widest = matrix ? 128 : 256;
+    const widest = matrix ? { headDim: 128, valueDim: 128 } : { headDim: 576, valueDim: 512 };
     const ask = (shape: Partial<Shape>, given: Partial<KernelRequest> = {}) => {
-      const whole = { heads: 32, kvHeads: 1, headDim: widest, valueDim: widest, ...shape };
+      const whole = { heads: 32, kvHeads: 1, ...widest, ...shape };
       const { operations } = attentionOver(whole, { query: none, key: none, value: none }).graph;
       const features = new Set(matrix ? [MATRIX_FEATURE] : []);
       return row.accepts(requestFor(operations.at(-1) as Operation, { cache, features, ...given }));
@@ -242,18 +247,22 @@ for (const row of gpuRows.filter(({ operation }) => operation === 'attention')) 
     }
     assert.equal(ask({}, { rows: 65535 }), true);
     for (const [shape, reason] of [
-      [{ headDim: 258 }, /multiples of 4 up to 256, found 258 /],
-      [{ headDim: 260 }, /multiples of 4 up to 256, found 260 /],
-      [{ valueDim: 2 }, /found \d+ for keys and 2 /],
-      [{ valueDim: 260 }, /found \d+ for keys and 260 /],
-      [{ heads: 33 }, /up to 32 query heads a key head, found 33/],
+      [{ headDim: 258 }, /multiples of 4, keys up to 576 .* found 258 /],
+      [{ headDim: 580 }, /multiples of 4, keys up to 576 .* found 580 /],
+      [{ valueDim: 2 }, /found \d+ for keys and 2 for values$/],
+      [{ valueDim: 516 }, /values up to 512, found \d+ for keys and 516 for values$/],
       [{ heads: 33, kvHeads: 2 }, /found 33 and 2/],
     ] as const) {
       assert.match(String(ask(shape)), reason);
     }
     assert.match(String(ask({}, { rows: 65536 })), /up to 65535 rows a run, found 65536/);
     assert.match(String(ask({}, { cache: cache === 'f16' ? 'f32' : 'f16' })), /keeps a cache of/);
-    if (!matrix) return;
+    if (!matrix) {
+      assert.equal(ask({ heads: 128 }), true);
+      assert.equal(ask({ heads: 128, joint: true }), true);
+      return;
+    }
+    assert.match(String(ask({ heads: 33 })), /up to 32 query heads a key head, found 33/);
     assert.match(String(ask({}, { features: new Set() })), /needs subgroup-matrix-f16/);
     for (const shape of [{ headDim: 144 }, { headDim: 120 }, { valueDim: 144 }, { valueDim: 4 }]) {
       assert.match(String(ask(shape)), /multiples of 16 up to 128, found \d+ for keys and \d+ for values/);

@@ -74,6 +74,26 @@ describe('norm', () => {
   }
 });
 
+describe('norm with a rest', () => {
+  for (const [group, groups, rest] of [
+    [32, 1, 16],
+    [5, 3, 2],
+    [512, 1, 64],
+    [4, 2, 67],
+  ] as const) {
+    test(`norm: ${groups} groups of ${group} and ${rest} more`, () => {
+      const width = group * groups + rest;
+      const weight = gaussians(group, random(group)) as Float32Array<ArrayBuffer>;
+      return check(`norm of ${groups} × ${group} and ${rest}`, {
+        inputs: { x: nastyRows(ROWS, width, width) },
+        operation: { kind: 'norm', layer: 0, input: 'x', weight: 'w', epsilon: 1e-6, group, rest, output: 'y' },
+        width,
+        weights: { w: f32Weight(weight, group) },
+      });
+    });
+  }
+});
+
 describe('rope', () => {
   assert.equal(rowsOf('rope').length, 1);
   const scalings: readonly RopeScaling[] = [
@@ -115,6 +135,21 @@ describe('rope', () => {
     });
   }
 
+  for (const [headDim, heads, from, dimensions, pairing] of [
+    [48, 4, 32, 16, 'adjacent'],
+    [21, 2, 3, 8, 'half'],
+  ] as const) {
+    test(`rope: ${heads} heads of ${headDim}, ${dimensions} from ${from} on`, () => {
+      const rope = { pairing, dimensions, base: 10000, scaling: { kind: 'none' } } as const;
+      const width = heads * headDim;
+      return check(`rope of ${headDim} from ${from} on`, {
+        inputs: { x: nastyRows(ROWS, width, width) },
+        operation: { kind: 'rope', layer: 0, input: 'x', headDim, from, rope, output: 'y' },
+        width,
+      });
+    });
+  }
+
   test('rope: rows turn by their own position, not by their place in a run', async () => {
     const rope = { pairing: 'half', dimensions: 4, base: 10, scaling: { kind: 'none' } } as const;
     const tiny = tinyGraph({
@@ -141,10 +176,10 @@ describe('rope', () => {
   });
 });
 
-describe('glu and add', () => {
-  assert.equal(rowsOf('glu').length + rowsOf('add').length, 2);
+describe('glu, add and scale', () => {
+  for (const kind of ['glu', 'add', 'scale'] as const) assert.equal(rowsOf(kind).length, 1);
   for (const width of [1, 4, 67, 1028]) {
-    test(`glu and add: ${width} wide`, async () => {
+    test(`glu, add and scale: ${width} wide`, async () => {
       const inputs = { left: nastyRows(ROWS, width, width), right: nastyRows(ROWS, width, width + 1) };
       await check(`glu of ${width}`, {
         inputs,
@@ -156,6 +191,13 @@ describe('glu and add', () => {
         operation: { kind: 'add', layer: 0, left: 'left', right: 'right', output: 'y' },
         width,
       });
+      for (const rest of [undefined, Math.ceil(width / 2)]) {
+        await check(`scale of ${width}, all but ${rest}`, {
+          inputs: { left: inputs.left },
+          operation: { kind: 'scale', layer: 0, input: 'left', factor: -0.22, rest, output: 'y' },
+          width,
+        });
+      }
     });
   }
 

@@ -19,7 +19,8 @@ case "$(node --version)" in v22.*) ;; *) echo "expected Node 22, found $(node --
 if find node_modules/conclave -name '*.test.*' | grep .; then echo 'the package holds tests' >&2; exit 1; fi
 if find node_modules/conclave -name '*.ts' ! -name '*.d.ts' | grep .; then echo 'the package holds sources' >&2; exit 1; fi
 for file in LICENSE README.md CHANGELOG.md models/README.md models/WORDNET-NOTICE.txt models/lexicon-glm4moe-Q4_K_M.gguf \
-  dist/index.js dist/index.d.ts dist/build/conclave-relaxed.wasm dist/build/conclave-simd.wasm; do
+  dist/index.js dist/index.d.ts dist/build/conclave-dot.wasm dist/build/conclave-relaxed.wasm \
+  dist/build/conclave-simd.wasm; do
   [ -s "node_modules/conclave/$file" ] || { echo "the package lacks $file" >&2; exit 1; }
 done
 

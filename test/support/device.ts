@@ -34,6 +34,8 @@ export interface DeviceOptions extends PlanOptions {
   readonly adapter?: AdapterFacts;
   /** Where layers run, instead of where the options put them. */
   readonly cuts?: readonly Cut[];
+  /** Whether what predicts further ahead is there, too. */
+  readonly mtp?: boolean;
 }
 
 /** A GPU for plans, which need none to be there. */
@@ -49,7 +51,7 @@ export const aCard: AdapterFacts = {
 
 /** A plan for a graph, as the engine would make it on a machine of 2 cores and 8 GiB. */
 export function planFor(given: Pick<DeviceModel, 'spec' | 'graph' | 'weights'>, options: DeviceOptions = {}): Plan {
-  const { features, adapter, cuts, ...planOptions } = options;
+  const { features, adapter, cuts, mtp, ...planOptions } = options;
   const request: PlanRequest = {
     ...given,
     ignored: [],
@@ -68,10 +70,10 @@ export function backendOf({ device }: Pick<Plan, 'device'>): Backend {
 export async function openDevice(path: string, options: DeviceOptions, gpu?: Gpu): Promise<DeviceModel> {
   const file: ModelFile = await openModelFile(await nodeModelSource(path));
   try {
-    const { spec, weights } = readModel(file);
+    const { spec, weights, sources } = readModel(file, { mtp: options.mtp });
     const graph = buildGraph(spec);
     const plan = planFor({ spec, graph, weights }, options);
-    const request = { plan, programs: programsOf(plan), spec, graph, weights, sources: file.sources };
+    const request = { plan, programs: programsOf(plan), spec, graph, weights, sources };
     const executable = await prepareParts(request, (device) =>
       device === 'gpu' ? gpuBackend({ gpu }) : backendOf({ device }),
     );

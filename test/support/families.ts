@@ -18,12 +18,27 @@ export const families = [
   'gemma4-moe',
   'llama4',
   'laguna',
+  'dots1',
+  'ernie4_5-moe',
+  'minimax-m2',
+  'granitemoe',
+  'deepseek2',
+  'deepseek3',
+  'glm4moe-lite',
 ] as const;
 
-/** Families that the GPU refuses, by name, for what its kernels do not serve yet. */
-export const refusedByGpu: readonly string[] = ['gpt-oss', 'gemma3', 'gemma4-moe', 'llama4', 'laguna'];
+/** Of these, those that are read from safetensors, too: the same weights are beside the GGUF, with their `config.json`. */
+export const familiesInFolders: readonly string[] = families.slice(0, families.indexOf('glm4moe') + 1);
 
-/** @param file `model.gguf` or `expected.safetensors` */
+/** The files that hold a family's model. */
+export function filesOf(family: string): readonly string[] {
+  return familiesInFolders.includes(family) ? ['model.gguf', 'model.safetensors'] : ['model.gguf'];
+}
+
+/** Families that the GPU refuses, by name, for what its kernels do not serve yet. */
+export const refusedByGpu: readonly string[] = ['gpt-oss', 'gemma3', 'gemma4-moe', 'llama4', 'laguna', 'granitemoe'];
+
+/** @param file `model.gguf`, `model.safetensors` (its config.json is beside it) or `expected.safetensors` */
 export function familyFile(family: string, file: string): string {
   return fileURLToPath(new URL(`../fixtures/families/${family}/${file}`, import.meta.url));
 }

@@ -15,6 +15,8 @@ const models = fileURLToPath(new URL('../../models/', import.meta.url));
 export const BUNDLED = 'lexicon-glm4moe-Q4_K_M.gguf';
 /** The bundled model's twin in another family. */
 export const TWIN = 'lexicon-qwen3moe-Q4_K_M.gguf';
+/** The bundled model as it was trained: a folder of BF16 safetensors. */
+export const SAFETENSORS = 'lexicon-glm4moe';
 /** A public dense model, which `npm run models` brings. */
 export const SMOLLM2 = 'SmolLM2-135M-Instruct.Q4_1.gguf';
 
@@ -23,7 +25,7 @@ function folders(): readonly string[] {
   return [...(asked ? [asked] : []), models, join(models, 'downloaded')];
 }
 
-/** The path of a model file, from the folder that CONCLAVE_MODELS names, models/ or models/downloaded/. */
+/** The path of a model's file or folder, from the folder that CONCLAVE_MODELS names, models/ or models/downloaded/. */
 export function largeModel(file: string): string | undefined {
   return folders()
     .map((folder) => join(folder, file))
@@ -34,7 +36,7 @@ const leftOut = new Map<string, number>();
 
 /**
  * A test that needs a large model. Without the model it is left out, or in CI fails.
- * @param file the model's file name, as {@link largeModel} takes it
+ * @param file the name of the model's file or folder, as {@link largeModel} takes it
  */
 export function modelTest(file: string, title: string, body: (path: string) => Promise<void>): void {
   const path = largeModel(file);

@@ -3,7 +3,7 @@
 import { PAGE_ROWS } from '../../src/backend/backend.ts';
 import type { Mode } from '../../src/backend/kernel.ts';
 import { type ReferenceExecutable, referenceBackend } from '../../src/backend/reference/backend.ts';
-import { openGguf } from '../../src/format/gguf.ts';
+import { openModelFile } from '../../src/format/open.ts';
 import { buildGraph } from '../../src/model/decoder.ts';
 import type { Graph } from '../../src/model/graph.ts';
 import { readModel } from '../../src/model/read-model.ts';
@@ -23,13 +23,13 @@ export async function withReference<T>(
   use: (model: ReferenceModel) => Promise<T>,
   pages = 4,
 ): Promise<T> {
-  const file = await openGguf(await nodeModelSource(path));
+  const file = await openModelFile(await nodeModelSource(path));
   try {
-    const { spec, weights } = readModel(file);
+    const { spec, weights, sources } = readModel(file);
     const graph = buildGraph(spec);
     // The reference asks nothing else of its plan.
     const plan = { cache: { pages } } as Plan;
-    const executable = await referenceBackend.prepare({ plan, spec, graph, weights, sources: file.sources });
+    const executable = await referenceBackend.prepare({ plan, spec, graph, weights, sources });
     try {
       return await use({ spec, graph, executable: executable as ReferenceExecutable });
     } finally {

@@ -6,7 +6,7 @@
 import { readFileSync } from 'node:fs';
 
 import type { ChatMessage } from '../../src/engine/types.ts';
-import { BUNDLED, SMOLLM2, TWIN } from './models.ts';
+import { BUNDLED, SAFETENSORS, SMOLLM2, TWIN } from './models.ts';
 
 export interface ReferenceAnswer {
   readonly messages: readonly ChatMessage[];
@@ -41,5 +41,7 @@ function read(name: string): readonly ReferenceAnswer[] {
 export const referenceModels: readonly ReferenceModel[] = [
   { file: BUNDLED, answers: read('lexicon-glm4moe-Q4_K_M'), limit: { count: 3, gap: 0.46 } },
   { file: TWIN, answers: read('lexicon-qwen3moe-Q4_K_M'), limit: { count: 4, gap: 0.46 } },
+  // Weights of BF16 take activations as they are: nothing is rounded.
+  { file: SAFETENSORS, answers: read('lexicon-glm4moe'), limit: { count: 0, gap: 0 } },
   { file: SMOLLM2, answers: read('SmolLM2-135M-Instruct-Q4_1'), limit: { count: 11, gap: 0.46 } },
 ];

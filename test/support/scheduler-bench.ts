@@ -6,6 +6,7 @@ import { PagePool, Timeline } from '../../src/engine/kv-cache.ts';
 import { Request } from '../../src/engine/request.ts';
 import { Sampler } from '../../src/engine/sampler.ts';
 import { Scheduler, type SchedulerOptions } from '../../src/engine/scheduler.ts';
+import type { Speculator } from '../../src/engine/speculate/speculator.ts';
 import { DrawingExecutable, type DrawingOptions, FakeExecutable } from './fake-executable.ts';
 
 export const VOCABULARY = 61;
@@ -27,6 +28,9 @@ export const SAMPLING: SamplerSettings = {
 export interface BenchOptions extends Partial<DrawingOptions> {
   readonly context?: number;
   readonly promptRows?: number;
+  readonly speculator?: Speculator;
+  /** In milliseconds; default: 1, 2, 3 … */
+  now?(): number;
 }
 
 export interface AddOptions {
@@ -47,7 +51,8 @@ export class SchedulerBench<Runs extends SchedulerOptions['executable']> {
 
   constructor(
     executable: Runs,
-    options: Pick<SchedulerOptions, 'context' | 'promptRows' | 'vocabulary'> & { readonly pages: number },
+    options: Pick<SchedulerOptions, 'context' | 'promptRows' | 'vocabulary' | 'speculator'> &
+      Partial<Pick<SchedulerOptions, 'now'>> & { readonly pages: number },
   ) {
     const { pages, ...rest } = options;
     this.executable = executable;
@@ -55,10 +60,10 @@ export class SchedulerBench<Runs extends SchedulerOptions['executable']> {
     this.#context = options.context;
     let clock = 0;
     this.scheduler = new Scheduler({
+      now: () => ++clock,
       ...rest,
       executable,
       stepRows: MAX_STEP_ROWS,
-      now: () => ++clock,
       onToken: (request, token) => {
         const before = this.tokens.get(request.id);
         if (before === undefined) this.tokens.set(request.id, [token]);
@@ -105,9 +110,9 @@ export class SchedulerBench<Runs extends SchedulerOptions['executable']> {
   }
 }
 
-function withDefaults({ context = 512, promptRows = 32, pages = 200, ...fake }: BenchOptions) {
+function withDefaults({ context = 512, promptRows = 32, pages = 200, speculator, now, ...fake }: BenchOptions) {
   return {
-    own: { context, promptRows, pages, vocabulary: VOCABULARY },
+    own: { context, promptRows, pages, vocabulary: VOCABULARY, speculator, ...(now === undefined ? {} : { now }) },
     fake: { pages, vocabulary: VOCABULARY, ...fake },
   };
 }
@@ -132,8 +137,9 @@ export async function alone(
   id: number,
   prompt: readonly number[],
   more: number | AddOptions = 40,
+  options: BenchOptions = {},
 ): Promise<readonly number[]> {
-  const bench = hostBench();
+  const bench = hostBench(options);
   bench.add(id, prompt, typeof more === 'number' ? { maxTokens: more } : more);
   await bench.drain();
   return bench.tokens.get(id) ?? [];

@@ -2,12 +2,12 @@
 
 import { DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
 import type { ExpertWatcher } from '../../experts/watch.ts';
-import type { Graph } from '../../model/graph.ts';
+import { type Graph, mtpOperations, type Operation, ownOperations } from '../../model/graph.ts';
 import { type RopeTable, ropeAngles, ropeTable } from '../../model/rope.ts';
 import type { ModelSpec } from '../../model/spec.ts';
 import type { Plan } from '../../plan/plan.ts';
 import { type Platform, type PlatformWorker, platform } from '../../platform/index.ts';
-import type { Backend, Executable, PrepareRequest, Step } from '../backend.ts';
+import type { Backend, Executable, MtpRunner, PrepareRequest, Step } from '../backend.ts';
 import { checkStep, incomingRows } from '../check-step.ts';
 import { CpuExpertRunner, readRows } from './expert-runner.ts';
 import { throwFault } from './faults.ts';
@@ -19,10 +19,20 @@ import { cpuRows } from './rows.ts';
 import { storePieces, storeWeights } from './store.ts';
 
 /**
- * @param options.workers the pool's workers but its owner, where they have been started already; else `prepare` starts them
+ * @param options.workers the workers but its owner of the first pool, where they have been started already; else, and for every
+ * other model, `prepare` starts them
  */
 export function cpuBackend(options: { readonly workers?: readonly PlatformWorker[] } = {}): Backend {
-  return { device: 'cpu', rows: cpuRows, prepare: (request) => prepare(request, options.workers) };
+  let { workers: early } = options;
+  return {
+    device: 'cpu',
+    rows: cpuRows,
+    prepare(request) {
+      const workers = early;
+      early = undefined;
+      return prepare(request, workers);
+    },
+  };
 }
 
 async function prepare(request: PrepareRequest, early: readonly PlatformWorker[] | undefined): Promise<Executable> {
@@ -77,8 +87,12 @@ function programFor({ plan, spec, graph, weights }: PrepareRequest): CpuProgram 
 
 /** The kernels for what the runtime has; that it has enough, the rows have asked (`accepts`). */
 async function kernelModule(place: Platform, plan: Plan): Promise<WebAssembly.Module> {
-  const name = plan.features.includes('relaxed-simd') ? 'conclave-relaxed.wasm' : 'conclave-simd.wasm';
-  return WebAssembly.compile(await place.readAsset(name));
+  const build = plan.features.includes('relaxed-dot')
+    ? 'dot'
+    : plan.features.includes('relaxed-simd')
+      ? 'relaxed'
+      : 'simd';
+  return WebAssembly.compile(await place.readAsset(`conclave-${build}.wasm`));
 }
 
 interface RopeState {
@@ -92,12 +106,15 @@ interface RopeState {
 class CpuExecutable implements Executable {
   readonly bytes: number;
   readonly experts?: CpuExpertRunner;
+  readonly mtp?: MtpRunner;
   readonly #spec: ModelSpec;
   readonly #program: CpuProgram;
   readonly #plan: Plan;
   readonly #pool: Pool;
   readonly #graph: Graph;
   readonly #ropes: readonly RopeState[];
+  /** Of a run of the graph. */
+  readonly #operations: readonly Operation[];
   #rows = 0;
   #watcher: ExpertWatcher | undefined;
   #disposed = false;
@@ -108,6 +125,8 @@ class CpuExecutable implements Executable {
     this.#program = program;
     this.#pool = pool;
     this.#graph = graph;
+    this.#operations = ownOperations(graph);
+    if (graph.mtp !== undefined) this.mtp = this.#mtpRunner(graph.mtp, mtpOperations(graph));
     if (program.experts.length > 0) this.experts = new CpuExpertRunner(pool, program, graph);
     this.bytes = program.arenas.reduce((sum, bytes) => sum + bytes, 0);
     const factors = program.weights.ropeFactors;
@@ -125,21 +144,34 @@ class CpuExecutable implements Executable {
   async run(step: Step): Promise<Float32Array> {
     if (this.#disposed) throw new DisposedError('the CPU backend');
     if (this.#program.sections[0]?.length === 0) throw new InternalError('a run was asked for where only experts are');
-    checkStep(step, this.#plan, this.#spec.vocabulary);
-    this.#write(step);
+    this.#write(step, this.#operations);
     this.#rows = step.tokens.length;
     this.#watcher?.began(step.mode, step.tokens.length);
     this.#pool.run(step.tokens.length, step.wanted.length);
-    const { mode, tokens, positions } = step;
-    throwFault(this.#pool, `the ${mode} of ${tokens.length} rows from position ${positions[0]} on`, {
-      mode,
-      position: positions[0],
-    });
+    this.#throwFault(step);
     const { outgoing, logits } = this.#graph;
     const given = outgoing === undefined ? this.#read(logits, step.wanted.length) : this.#read(outgoing, this.#rows);
     this.#requireFinite(given, step);
     this.#watcher?.ended();
     return given;
+  }
+
+  #mtpRunner({ given, logits, hidden }: NonNullable<Graph['mtp']>, operations: readonly Operation[]): MtpRunner {
+    return {
+      given: () => this.#read(given, this.#rows),
+      run: async (step) => {
+        if (this.#disposed) throw new DisposedError('the CPU backend');
+        this.#write(step, operations);
+        const rows = step.tokens.length;
+        this.#pool.runMtp(rows, step.wanted.length);
+        this.#throwFault(step);
+        return { logits: this.#read(logits, step.wanted.length), hidden: this.#read(hidden, rows) };
+      },
+    };
+  }
+
+  #throwFault({ mode, tokens, positions: [position] }: Step): void {
+    throwFault(this.#pool, `the ${mode} of ${tokens.length} rows from position ${position} on`, { mode, position });
   }
 
   watch(watcher: ExpertWatcher | undefined): void {
@@ -152,8 +184,9 @@ class CpuExecutable implements Executable {
     return this.#read(name, this.#rows).slice();
   }
 
-  /** Puts what a run needs into arena 0, before any worker is told of it. */
-  #write(step: Step): void {
+  /** Puts what a run of some operations needs into arena 0, before any worker is told of it. */
+  #write(step: Step, operations: readonly Operation[]): void {
+    checkStep(step, this.#plan, this.#spec.vocabulary);
     const { i32 } = this.#home;
     const places = this.#program.step;
     const { tokens, positions, sequences, pageTables, wanted } = step;
@@ -175,7 +208,7 @@ class CpuExecutable implements Executable {
       furthest = Math.max(furthest, position);
     }
     i32.set(wanted, places.wanted / 4);
-    const incoming = incomingRows(this.#graph, step);
+    const incoming = incomingRows(this.#graph, step, operations);
     if (incoming !== undefined) this.#home.f32.set(incoming.rows, (places.incoming as number) / 4);
     for (const rope of this.#ropes) this.#fillAngles(rope, furthest + 1);
   }
@@ -198,7 +231,7 @@ class CpuExecutable implements Executable {
     if (nothing === 0) return;
     const { mode, positions, tokens } = step;
     const position = positions[0];
-    const layer = this.#graph.operations.at(-1)?.layer ?? this.#spec.layers.length;
+    const layer = this.#operations.at(-1)?.layer ?? this.#spec.layers.length;
     const [what, why] =
       this.#graph.outgoing === undefined
         ? ['after the last layer (output): a logit', 'the final norm or the output weights are damaged']
@@ -215,7 +248,7 @@ class CpuExecutable implements Executable {
     const width = this.#graph.widths[name];
     if (place === undefined || width === undefined) throw new InternalError(`no value is called ${name}`);
     const own =
-      this.#rows === 1 && place.alone !== undefined ? (this.#program.scratch[0] as number) + place.alone : undefined;
+      rows === 1 && place.alone !== undefined ? (this.#program.scratch[0] as number) + place.alone : undefined;
     return readRows(f32, { offset: own ?? place.offset, stride: place.stride }, { rows, width });
   }
 

@@ -82,14 +82,17 @@ export class Builder {
   /** Most pairs of an `experts` operation. */
   readonly expertPairs: number;
   readonly stages: BuiltStage[] = [];
-  /** Of the sections from 1 on, in order. */
+  /** Of the sections of experts, from 1 on, in order. */
   readonly entries: Entry[] = [];
+  /** The section of what predicts further ahead, where it is emitted. */
+  mtp: number | undefined;
   /** Bytes of everything in arena 0 that lives for some stages, and what a run of one row takes of them. */
   readonly bytes = new Map<string, number>();
   readonly bytesAlone = new Map<string, number>();
   /** Bytes between rows of everything declared as a value. */
   readonly strides = new Map<ValueName, number>();
   readonly #encodings = new Map<ValueName, Set<Encoding>>();
+  #section = 0;
 
   constructor(options: {
     readonly graph: Graph;
@@ -152,6 +155,11 @@ export class Builder {
     this.#declareRows(name, this.operandStride(weight), rows, each);
   }
 
+  /** Declares what {@link declareOperand} does for each head, heads side by side in a row. */
+  declareHeads(name: ValueName, weight: WeightName, heads: number): void {
+    this.#declareRows(name, heads * this.operandStride(weight), this.rows, 1);
+  }
+
   declare(name: string, bytes: number, alone: number): void {
     this.bytes.set(name, bytes);
     this.bytesAlone.set(name, alone);
@@ -180,12 +188,23 @@ export class Builder {
   /** Begins a section of its own: what is emitted from here on belongs to it. */
   enter(entry: Entry): void {
     this.entries.push(entry);
+    this.#section++;
+  }
+
+  /** As {@link enter}, for what predicts further ahead: a run like that of the graph. */
+  enterMtp(): void {
+    this.mtp = ++this.#section;
+  }
+
+  /** How many sections there are. */
+  get sections(): number {
+    return this.#section + 1;
   }
 
   /** Puts a task behind those emitted before: into the last stage where that is sound, else into a new one. */
   emit(emission: Emission): void {
     const last = this.stages.at(-1);
-    const section = this.entries.length;
+    const section = this.#section;
     if (last !== undefined && last.space === emission.space && last.section === section) {
       // Rows are chained: whoever does a row does all of the chain. Units must not wait for each other.
       const written = new Set(last.emissions.flatMap(({ writes }) => writes));

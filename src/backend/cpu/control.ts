@@ -17,7 +17,7 @@ const FAULT = 7;
 const DONE = 8;
 
 /** What the pool is told to do. */
-export const Command = { exit: 0, run: 1, store: 2, measure: 3, experts: 4 } as const;
+export const Command = { exit: 0, run: 1, store: 2, measure: 3, experts: 4, mtp: 5 } as const;
 
 /** Kinds of fault; a fault word is layer · 16 + kind, with layer + 1 so that the embedding (-1) fits. */
 export const Fault = { none: 0, notFinite: 1, router: 2, crash: 3, cache: 4 } as const;

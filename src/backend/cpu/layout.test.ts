@@ -8,7 +8,8 @@ import { cachedLayersOf, cutGraph, weightsOfGraph } from '../../model/cut.ts';
 import { buildGraph } from '../../model/decoder.ts';
 import { expertsGraph } from '../../model/experts-graph.ts';
 import type { Graph, Operation } from '../../model/graph.ts';
-import type { Weight } from '../../model/weights.ts';
+import type { LayerSpec, ModelSpec } from '../../model/spec.ts';
+import type { Weight, Weights } from '../../model/weights.ts';
 import { formatBytes } from '../../quant/index.ts';
 import { PAGE_ROWS } from '../backend.ts';
 import { type Addresses, type Builder, homeBytes } from './builder.ts';
@@ -20,9 +21,9 @@ import { cpuRows } from './rows.ts';
 const { spec, weights } = mixedModel;
 const graph = buildGraph(spec);
 
-function rowOf(operation: Operation): CpuRow {
+function rowOf(operation: Operation, given: Weights): CpuRow {
   const weight = 'weight' in operation ? operation.weight : undefined;
-  const format = weight === undefined ? undefined : weights.get(weight)?.format.toLowerCase();
+  const format = weight === undefined ? undefined : given.get(weight)?.format.toLowerCase();
   const names = [operation.kind, `${operation.kind}-${format}`, `${operation.kind}-f16`];
   const row = cpuRows.find(({ name }) => names.includes(name));
   assert.ok(row !== undefined, `no row for ${operation.kind}`);
@@ -41,10 +42,13 @@ function lay(change: Partial<LayoutOptions> = {}): Laid {
   const places = new Map<string, Place>();
   let seen: Builder | undefined;
   const { operations } = change.graph ?? graph;
-  // Single experts are emitted behind the others.
-  const last = operations.findLast(({ kind }) => kind === 'experts') ?? operations.at(-1);
+  // Single experts are emitted behind the others, and what predicts further ahead behind these.
+  const last =
+    operations.findLast(({ mtp }) => mtp === true) ??
+    operations.findLast(({ kind }) => kind === 'experts') ??
+    operations.at(-1);
   const rows = operations.map((operation): CpuRow => {
-    const row = rowOf(operation);
+    const row = rowOf(operation, change.weights ?? weights);
     if (operation !== last) return row;
     return {
       ...row,
@@ -140,6 +144,11 @@ const variants: Readonly<Record<string, Partial<LayoutOptions>>> = {
   'a prompt of one row': { promptRows: 1, threads: 1 },
   'a long prompt and a context that fills no page': { promptRows: 513, context: 500 },
   'experts of a layer beside a part with a cache': apart([1], cutGraph(graph, [2])[1]),
+  'a layer that predicts further ahead': ahead(),
+  'experts of a layer beside a part that predicts further ahead': {
+    ...ahead(),
+    graph: expertsGraph(graph, new Set([1]), cutGraph(buildGraph(aheadSpec()), [2])[1]),
+  },
   'experts alone, few pairs in small arenas': { ...apart([1, 2]), expertPairs: 5, arenaBytes: 2 ** 18 },
 };
 
@@ -148,9 +157,44 @@ function apart(layers: readonly number[], rest?: Graph): Partial<LayoutOptions> 
   return { graph: own, weights: weightsOfGraph(own, weights) };
 }
 
+function aheadSpec(): ModelSpec {
+  const layer = spec.layers[2] as LayerSpec;
+  const norm = { epsilon: 1e-6 };
+  return {
+    ...spec,
+    mtp: { layer, embeddingNorm: norm, hiddenNorm: norm, finalNorm: norm, ownEmbedding: false, ownHead: false },
+  };
+}
+
+/** The last layer once more, as one that predicts further ahead. */
+function ahead(): Partial<LayoutOptions> {
+  const own = new Map(weights);
+  const add = (name: string, weight: Weight) => void own.set(name, { ...weight, name });
+  for (const [name, weight] of weights) {
+    if (name.startsWith('layers.2.')) add(name.replace('layers.2.', 'layers.3.'), weight);
+  }
+  for (const name of ['embeddingNorm', 'hiddenNorm', 'finalNorm']) {
+    add(`mtp.${name}`, weights.get('finalNorm') as Weight);
+  }
+  const shape = [256, 512];
+  own.set('mtp.projection', {
+    name: 'mtp.projection',
+    format: 'Q4_K',
+    shape,
+    parts: [],
+    bytes: formatBytes('Q4_K', 256 * 512),
+  });
+  return { spec: aheadSpec(), graph: buildGraph(aheadSpec()), weights: own };
+}
+
+/** What is read when a run has ended, and until the next one of its kind. */
+function outcomes({ graph: { logits, mtp } }: Builder): readonly string[] {
+  return mtp === undefined ? [logits] : [logits, mtp.given, mtp.logits, mtp.hidden];
+}
+
 /** First and last stage of each section. */
-function sectionsOf({ stages, entries }: Builder): { readonly first: number; readonly last: number }[] {
-  return Array.from({ length: entries.length + 1 }, (_, section) => ({
+function sectionsOf({ stages, sections }: Builder): { readonly first: number; readonly last: number }[] {
+  return Array.from({ length: sections }, (_, section) => ({
     first: stages.findIndex((stage) => stage.section === section),
     last: stages.findLastIndex((stage) => stage.section === section),
   }));
@@ -200,9 +244,10 @@ for (const [name, change] of Object.entries(variants)) {
         for (const buffer of given) lives.set(buffer, { first, last: lives.get(buffer)?.last ?? first });
       });
       assert.equal(lives.size, places.size);
-      // Logits are read when the run has ended, and until the next one.
-      const logits = lives.get(graph.logits);
-      if (logits !== undefined) logits.last = builder.stages.length;
+      for (const name of outcomes(builder)) {
+        const outcome = lives.get(name);
+        if (outcome !== undefined) outcome.last = builder.stages.length;
+      }
       for (let stage = 0; stage <= builder.stages.length; stage++) {
         const alive = [...lives]
           .filter(([, { first, last }]) => first <= stage && stage <= last)
@@ -224,7 +269,7 @@ for (const [name, change] of Object.entries(variants)) {
         const opens = section > 0 && index === sections[section]?.first;
         // Between two sections workers always meet.
         if (opens) meeting++;
-        const given = opens ? (builder.entries[section - 1] as Builder['entries'][number]).given : [];
+        const given = opens ? (builder.entries[section - 1]?.given ?? []) : [];
         for (const buffer of given) touched.set(buffer, { first: meeting, last: meeting });
         for (const buffer of emissions.flatMap(({ reads, writes }) => [...reads, ...writes])) {
           if (!builder.bytes.has(buffer)) continue;
@@ -232,8 +277,10 @@ for (const [name, change] of Object.entries(variants)) {
         }
         if (space === 'units' && emissions.some(({ optional }) => optional !== true)) meeting++;
       }
-      const logits = touched.get(graph.logits);
-      if (logits !== undefined) logits.last = meeting;
+      for (const name of outcomes(builder)) {
+        const outcome = touched.get(name);
+        if (outcome !== undefined) outcome.last = meeting;
+      }
       let own = 0;
       for (let at = 0; at <= meeting; at++) {
         const alive = [...touched].filter(([, { first, last }]) => first <= at && at <= last);
@@ -262,7 +309,7 @@ for (const [name, change] of Object.entries(variants)) {
       const things = Object.keys(program.weights).length + program.cache.length + 8;
       assert.ok(arenas - total <= program.arenas.length * (65536 + 1024 + 64) + things * 64);
       for (const [weight, { bytes }] of Object.entries(program.weights)) {
-        assert.equal(bytes, homeBytes(weights.get(weight) as Weight), weight);
+        assert.equal(bytes, homeBytes((change.weights ?? weights).get(weight) as Weight), weight);
       }
     });
 

@@ -1,9 +1,10 @@
 /** Gives everything a program needs its place: buffers, cache and weights in arenas, scratch behind them. */
 
 import { OutOfMemoryError } from '../../errors.ts';
+import { cacheWidths } from '../../model/cache-widths.ts';
 import { cachedLayersOf } from '../../model/cut.ts';
-import type { ExpertsOperation, Graph } from '../../model/graph.ts';
-import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
+import type { ExpertsOperation, Graph, Operation } from '../../model/graph.ts';
+import { allLayers, type ModelSpec, type RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import { PAGE_ROWS } from '../backend.ts';
 import { expertsByLayer } from '../check-experts.ts';
@@ -66,11 +67,16 @@ export function layOut(options: LayoutOptions): CpuProgram {
     cachePages: pagesOf(options.context),
     expertPairs,
   });
-  // A section each: those of experts come after the run of the others.
-  for (const experts of [false, true]) {
+  // The run of the graph, then a section for each layer of experts, then what predicts further ahead.
+  const emit = (belongs: (operation: Operation) => boolean) =>
     graph.operations.forEach((operation, index) => {
-      if ((operation.kind === 'experts') === experts) (options.rows[index] as CpuRow).emit(operation, builder);
+      if (belongs(operation)) (options.rows[index] as CpuRow).emit(operation, builder);
     });
+  emit(({ kind, mtp }) => kind !== 'experts' && mtp !== true);
+  emit(({ kind }) => kind === 'experts');
+  if (graph.mtp !== undefined) {
+    builder.enterMtp();
+    emit(({ mtp }) => mtp === true);
   }
 
   const arenas = new Arenas(Math.min(options.arenaBytes, MAX_ARENA_BYTES));
@@ -109,7 +115,7 @@ export function layOut(options: LayoutOptions): CpuProgram {
     step,
   };
   const scratch = new Map([[0, Math.max(0, ...builder.entries.map((entry) => entry.scratch))]]);
-  const sections: Stage[][] = [[], ...builder.entries.map(() => [])];
+  const sections = Array.from({ length: builder.sections }, (): Stage[] => []);
   for (const { section, space, emissions } of builder.stages) {
     const tasks = emissions.map((emission) => {
       const need = emission.scratch ?? 0;
@@ -140,6 +146,7 @@ export function layOut(options: LayoutOptions): CpuProgram {
     aloneBytes: alone.bytes,
     spinMs: apart.size > 0 ? BESIDE_SPIN_MS : SPIN_MS,
     sections,
+    mtp: builder.mtp,
     experts: builder.entries.map(({ layer, make }, index) => ({ layer, section: index + 1, ...make(at) })),
     expertLimits: { rows, pairs: expertPairs },
     weights: Object.fromEntries(placed),
@@ -217,19 +224,22 @@ function found<Value>(map: ReadonlyMap<string, Value>, name: string): Value {
 }
 
 function incomingPlace(graph: Graph, rows: number, arenas: Arenas): Pick<StepPlaces, 'incoming'> {
-  const operation = graph.operations.find(({ kind }) => kind === 'incoming');
-  if (operation === undefined) return {};
-  return { incoming: arenas.home('step', rows * (graph.widths[operation.output] as number) * 4) };
+  // Of a run of the graph, and of what predicts further ahead: one at a time.
+  const widths = graph.operations.flatMap(({ kind, output }) =>
+    kind === 'incoming' ? [graph.widths[output] ?? 0] : [],
+  );
+  return widths.length === 0 ? {} : { incoming: arenas.home('step', rows * Math.max(...widths) * 4) };
 }
 
 /** The cache of a layer lies where the layer runs. */
 function placeCache({ spec, graph, ...options }: LayoutOptions, arenas: Arenas): (CachePlace | undefined)[] {
   const element = options.cacheType === 'f16' ? 2 : 4;
   const layers = cachedLayersOf(graph);
-  return spec.layers.map(({ attention }, layer) => {
+  return allLayers(spec).map(({ attention }, layer) => {
     if (!layers.has(layer)) return undefined;
-    const keyPageBytes = PAGE_ROWS * attention.kvHeads * attention.headDim * element;
-    const valuePageBytes = PAGE_ROWS * attention.kvHeads * attention.valueDim * element;
+    const { keys, values } = cacheWidths(attention);
+    const keyPageBytes = PAGE_ROWS * keys * element;
+    const valuePageBytes = PAGE_ROWS * values * element;
     const bytes = options.pages * (keyPageBytes + valuePageBytes);
     const { arena, offset } = arenas.any('cache', `the cache of layer ${layer}`, bytes);
     return { arena, keys: offset, values: offset + options.pages * keyPageBytes, keyPageBytes, valuePageBytes };

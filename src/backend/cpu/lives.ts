@@ -38,14 +38,18 @@ export function livesOf(builder: Builder): Map<string, Life> {
     const end = (spans[(builder.stages[life.last] as BuiltStage).section] as Life).last;
     life.last = next < 0 ? end : Math.min(next, end);
   }
-  const outcome = lives.get(builder.graph.logits);
-  if (outcome !== undefined) outcome.last = builder.stages.length;
+  // What is read after a run, perhaps when another section has run, too.
+  const { logits, mtp } = builder.graph;
+  for (const name of mtp === undefined ? [logits] : [logits, mtp.given, mtp.logits, mtp.hidden]) {
+    const outcome = lives.get(name);
+    if (outcome !== undefined) outcome.last = builder.stages.length;
+  }
   return lives;
 }
 
 /** By section: its stages, first to last. */
-function spansOf({ stages, entries }: Builder): Life[] {
-  return [0, ...entries.map((_, index) => index + 1)].map((section) => ({
+function spansOf({ stages, sections }: Builder): Life[] {
+  return Array.from({ length: sections }, (_, section) => ({
     first: stages.findIndex((stage) => stage.section === section),
     last: stages.findLastIndex((stage) => stage.section === section),
   }));

@@ -42,6 +42,7 @@ export class PoolWorker {
     const rows = argument & ((1 << UPPER_SHIFT) - 1);
     const upper = argument >>> UPPER_SHIFT;
     if (command === Command.run) this.runner.run(0, rows, upper);
+    else if (command === Command.mtp) this.runner.run(this.runner.program.mtp as number, rows, upper);
     else if (command === Command.experts) this.#runExperts(upper, rows);
     else if (command === Command.store) this.#store(this.#pieces[argument] as StorePiece);
   }
@@ -119,6 +120,11 @@ export class Pool {
   /** One run over `rows` rows, of which `wanted` logits are wanted. Everything it reads lies in arena 0 already. */
   run(rows: number, wanted: number): void {
     this.#start(Command.run, rows | (wanted << UPPER_SHIFT))();
+  }
+
+  /** As {@link run}, of what predicts further ahead. */
+  runMtp(rows: number, wanted: number): void {
+    this.#start(Command.mtp, rows | (wanted << UPPER_SHIFT))();
   }
 
   /**

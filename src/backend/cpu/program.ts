@@ -101,8 +101,13 @@ export interface CpuProgram {
   readonly aloneBytes: number;
   /** How long a worker that waits spins before it sleeps. */
   readonly spinMs: number;
-  /** First a run of the graph, which may have no stages, then one for each `experts` operation. */
+  /**
+   * First a run of the graph, which may have no stages, then one for each `experts` operation, then what predicts further ahead
+   * where the graph has that.
+   */
   readonly sections: readonly (readonly Stage[])[];
+  /** Which section predicts further ahead. */
+  readonly mtp?: number;
   readonly experts: readonly ExpertsPlace[];
   /** Most rows, and most pairs, of one `experts` operation. */
   readonly expertLimits: { readonly rows: number; readonly pairs: number };

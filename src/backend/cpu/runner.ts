@@ -58,11 +58,12 @@ export class Runner implements WorkerView {
         shared: place.offset,
         alone: scratchOf(0) + (place.alone as number),
       }));
-    this.#sections = sections.map((stages) =>
+    this.#sections = sections.map((stages, section) =>
       stages.map(({ space, tasks }) => ({
         space,
         tasks: tasks.map((task) => makeTask(task, this)),
-        choices: choicesOf(tasks),
+        // What only drafts is nobody's layer.
+        choices: section === program.mtp ? [] : choicesOf(tasks),
       })),
     );
   }

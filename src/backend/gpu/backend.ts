@@ -159,7 +159,7 @@ export class GpuExecutable implements Executable {
     const { queue } = this.#gpu.device;
     this.#gpu.check();
     checkStep(step, plan, spec.vocabulary, slots);
-    const incoming = incomingRows(graph, step);
+    const incoming = incomingRows(graph, step, graph.operations);
     const used = writeStep(step, this.#program.step, this.#words);
     queue.writeBuffer(this.#buffers.step, 0, this.#words, 0, used);
     const target = incoming && this.#buffers.named(incoming.name);

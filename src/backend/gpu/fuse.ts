@@ -76,6 +76,7 @@ class Fusing {
   /** Projections, norms of heads, rotations and the store of keys and values. */
   attention(operation: AttentionOperation): void {
     const { query, key, value, heads, kvHeads, headDim, valueDim, layer } = operation;
+    if (value === undefined) return;
     const queries = this.#projection(query);
     const keys = this.#projection(key);
     const values = this.#maker<LinearOperation>('linear', value);
@@ -126,6 +127,7 @@ class Fusing {
     | undefined {
     const rope = this.#maker<RopeOperation>('rope', name);
     const norm = this.#maker<NormOperation>('norm', rope?.input ?? name);
+    if (rope?.from !== undefined || norm?.rest !== undefined) return undefined;
     const linear = this.#maker<LinearOperation>('linear', norm?.input ?? rope?.input ?? name);
     if (linear === undefined) return undefined;
     const others = [norm, rope].filter((operation) => operation !== undefined);

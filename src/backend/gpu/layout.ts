@@ -1,8 +1,9 @@
 /** The program of a graph for the GPU: dispatches by mode, and buffers that share memory where their lives do not meet. */
 
+import { cacheWidths } from '../../model/cache-widths.ts';
 import { cachedLayersOf } from '../../model/cut.ts';
 import type { Graph, ValueName } from '../../model/graph.ts';
-import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
+import { allLayers, type ModelSpec, type RopeSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import { PAGE_ROWS } from '../backend.ts';
 import type { CacheType, Mode } from '../kernel.ts';
@@ -103,11 +104,11 @@ export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
     sampling: builder.draws ? builder.sampling : undefined,
     ropes: ropesOf([...builder.dispatches.prompt, ...builder.dispatches.step]),
     weightBytes: new Map(stored.map((weight) => [weight.name, deviceBytes(weight)])),
-    cache: spec.layers.map(({ attention: { kvHeads, headDim, valueDim } }, layer) =>
-      layers.has(layer)
-        ? { keys: rows * kvHeads * headDim * element, values: rows * kvHeads * valueDim * element }
-        : undefined,
-    ),
+    cache: allLayers(spec).map(({ attention }, layer) => {
+      if (!layers.has(layer)) return undefined;
+      const { keys, values } = cacheWidths(attention);
+      return { keys: rows * keys * element, values: rows * values * element };
+    }),
   };
 }
 

@@ -2,6 +2,7 @@
 
 import { attentionRows } from './kernels/attention.ts';
 import { embedRows } from './kernels/embed.ts';
+import { headLinearRows } from './kernels/head-linear.ts';
 import { linearRows } from './kernels/linear.ts';
 import { matrixRows } from './kernels/matrix.ts';
 import { moeRows } from './kernels/moe.ts';
@@ -17,6 +18,7 @@ const tried: readonly GpuRow[] = [
   ...rowwiseRows,
   ...matrixRows,
   ...linearRows,
+  ...headLinearRows,
   ...projectRows,
   ...rotateRows,
   ...attentionRows,

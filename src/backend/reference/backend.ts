@@ -5,15 +5,17 @@
 
 import { DisposedError, InternalError, NonFiniteError } from '../../errors.ts';
 import type { ExpertWatcher } from '../../experts/watch.ts';
+import { cacheWidths } from '../../model/cache-widths.ts';
 import { cachedLayersOf } from '../../model/cut.ts';
-import type { ExpertsOperation, Graph, Operation } from '../../model/graph.ts';
+import { type ExpertsOperation, type Graph, mtpOperations, type Operation, ownOperations } from '../../model/graph.ts';
 import { type RopeTable, ropeTable } from '../../model/rope.ts';
-import type { ModelSpec, RopeSpec } from '../../model/spec.ts';
+import { allLayers, type ModelSpec, type RopeSpec } from '../../model/spec.ts';
 import {
   type Backend,
   type Executable,
   type ExpertRunner,
   type ExpertWork,
+  type MtpRunner,
   PAGE_ROWS,
   type PrepareRequest,
   type Step,
@@ -24,10 +26,12 @@ import { expertOutput, moe, type Route } from './moe.ts';
 import {
   add,
   attention,
+  concat,
   embed,
   gate,
   gather,
   glu,
+  headLinear,
   type LayerCache,
   linear,
   norm,
@@ -53,6 +57,7 @@ export const referenceBackend: Backend = {
 export class ReferenceExecutable implements Executable {
   readonly bytes: number;
   readonly experts?: ExpertRunner;
+  readonly mtp?: MtpRunner;
   readonly #spec: ModelSpec;
   readonly #graph: Graph;
   readonly #weights: Map<string, Float32Array>;
@@ -70,11 +75,12 @@ export class ReferenceExecutable implements Executable {
     this.#weights = weights;
     this.#pages = pages;
     const cached = cachedLayersOf(graph);
-    this.#caches = spec.layers.map(({ attention: { kvHeads, headDim, valueDim } }, layer) => {
+    this.#caches = allLayers(spec).map(({ attention }, layer) => {
       const rows = cached.has(layer) ? pages * PAGE_ROWS : 0;
+      const { keys, values } = cacheWidths(attention);
       return {
-        keys: allocateF32(rows * kvHeads * headDim, `the keys of layer ${layer}`),
-        values: allocateF32(rows * kvHeads * valueDim, `the values of layer ${layer}`),
+        keys: allocateF32(rows * keys, `the keys of layer ${layer}`),
+        values: allocateF32(rows * values, `the values of layer ${layer}`),
       };
     });
     const sizes = [...weights.values(), ...this.#caches.flatMap(({ keys, values }) => [keys, values])];
@@ -82,20 +88,36 @@ export class ReferenceExecutable implements Executable {
     if (expertsByLayer(graph).size > 0) {
       this.experts = { limits: NO_LIMITS, start: (work) => this.#startExperts(work) };
     }
+    if (graph.mtp !== undefined) {
+      const { given, logits, hidden } = graph.mtp;
+      this.mtp = {
+        given: () => this.#value(given),
+        run: async (step) => {
+          this.#perform(mtpOperations(graph), step);
+          return { logits: this.#value(logits), hidden: this.#value(hidden) };
+        },
+      };
+    }
   }
 
   async run(step: Step): Promise<Float32Array> {
-    if (this.#disposed) throw new DisposedError('the reference backend');
-    this.#check(step);
     this.#values.clear();
     this.#routes.clear();
     this.#watcher?.began(step.mode, step.tokens.length);
-    for (const operation of this.#graph.operations) {
+    this.#perform(ownOperations(this.#graph), step);
+    this.#watcher?.ended();
+    return this.#value(this.#graph.logits);
+  }
+
+  #perform(operations: readonly Operation[], step: Step): void {
+    if (this.#disposed) throw new DisposedError('the reference backend');
+    this.#check(step);
+    for (const operation of operations) {
       // What it reads comes from elsewhere, when `experts` is asked.
       if (operation.kind === 'experts') continue;
       let output: Float32Array;
       try {
-        output = this.#compute(operation, step);
+        output = this.#compute(operation, step, operations);
       } catch (error) {
         if (!(error instanceof NonFiniteError)) throw error;
         throw new NonFiniteError(`${this.#where(operation)}: ${error.message}`, {
@@ -106,8 +128,6 @@ export class ReferenceExecutable implements Executable {
       this.#requireFinite(operation, output, step);
       this.#values.set(operation.output, output);
     }
-    this.#watcher?.ended();
-    return this.#value(this.#graph.logits);
   }
 
   watch(watcher: ExpertWatcher | undefined): void {
@@ -165,7 +185,7 @@ export class ReferenceExecutable implements Executable {
     this.#caches.length = 0;
   }
 
-  #compute(operation: Operation, step: Step): Float32Array {
+  #compute(operation: Operation, step: Step, all: readonly Operation[]): Float32Array {
     switch (operation.kind) {
       case 'embed':
         return embed(
@@ -176,26 +196,45 @@ export class ReferenceExecutable implements Executable {
         );
       case 'incoming':
         // A copy: the part before may write over its own.
-        return Float32Array.from(incomingRows(this.#graph, step)?.rows ?? []);
+        return Float32Array.from(incomingRows(this.#graph, step, all)?.rows ?? []);
       case 'norm':
-        return norm(this.#value(operation.input), this.#optional(operation.weight), operation.group, operation.epsilon);
+        return norm(
+          this.#value(operation.input),
+          this.#optional(operation.weight),
+          operation.group,
+          operation.epsilon,
+          {
+            width: this.#graph.widths[operation.output] as number,
+            rest: operation.rest ?? 0,
+          },
+        );
       case 'linear':
         return linear(
           this.#value(operation.input),
           this.#matrix(operation.weight, operation.output),
           this.#optional(operation.bias),
         );
+      case 'headLinear': {
+        const { input, weight, heads, rest = 0, output } = operation;
+        const { widths } = this.#graph;
+        const shape = { heads, rest, width: widths[input] as number, outputWidth: widths[output] as number };
+        return headLinear(this.#value(input), this.#weight(weight), shape);
+      }
       case 'rope':
         return rope(this.#value(operation.input), step.positions, {
           table: this.#ropeTable(operation.rope),
           headDim: operation.headDim,
           pairing: operation.rope.pairing,
+          from: operation.from,
         });
       case 'attention': {
-        const inputs = { query: operation.query, key: operation.key, value: operation.value };
-        const { query, key, value } = inputs;
+        const { query, key, value } = operation;
         return attention(
-          { query: this.#value(query), key: this.#value(key), value: this.#value(value) },
+          {
+            query: this.#value(query),
+            key: this.#value(key),
+            value: value === undefined ? undefined : this.#value(value),
+          },
           this.#caches[operation.layer],
           step,
           operation,
@@ -211,20 +250,30 @@ export class ReferenceExecutable implements Executable {
         const { input, routerInput = input, moe: spec } = operation;
         const onRoute = (_: number, route: Route) => routes.push(route);
         const made = moe(this.#value(input), spec, weights, onRoute, this.#value(routerInput));
-        this.#watcher?.routed(
-          operation.layer,
-          routes.flatMap(({ experts }) => [...experts]),
-        );
+        if (operation.mtp !== true) {
+          this.#watcher?.routed(
+            operation.layer,
+            routes.flatMap(({ experts }) => [...experts]),
+          );
+        }
         return made;
       }
       case 'gate':
         return gate(this.#value(operation.input), this.#value(operation.gate), operation.activation);
       case 'scale': {
         const [own = 1] = this.#optional(operation.weight) ?? [];
-        return scale(this.#value(operation.input), operation.factor * own);
+        return scale(this.#value(operation.input), operation.factor * own, {
+          width: this.#graph.widths[operation.output] as number,
+          rest: operation.rest ?? 0,
+        });
       }
       case 'add':
         return add(this.#value(operation.left), this.#value(operation.right));
+      case 'concat': {
+        const { left, right } = operation;
+        const { widths } = this.#graph;
+        return concat(this.#value(left), this.#value(right), [widths[left], widths[right]]);
+      }
       case 'head': {
         const wanted = gather(this.#value(operation.input), step.wanted, this.#graph.widths[operation.input]);
         const logits = linear(wanted, this.#matrix(operation.weight, operation.output));
@@ -291,6 +340,7 @@ export class ReferenceExecutable implements Executable {
   }
 
   #where(operation: Operation): string {
+    if (operation.mtp === true) return `ahead of the last layer (MTP, blk.${operation.layer})`;
     if (operation.layer < 0) return 'before layer 0 (token_embd)';
     if (operation.layer >= this.#spec.layers.length) return 'after the last layer (output)';
     return `layer ${operation.layer} (blk.${operation.layer})`;

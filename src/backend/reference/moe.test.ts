@@ -221,3 +221,29 @@ test('a layer is the weighted sum of its experts and the gated shared one', () =
     );
   });
 });
+
+test('an expert beyond the last gives its row as it is, weighted in its rank', () => {
+  const spec: MoeSpec = { experts: 1, zeroExperts: 2, used: 2, inner: 1, activation: 'silu', router: softmax };
+  const weights: Record<string, Float32Array> = {
+    router: logits(1, 0, 0, 1, -9, -9),
+    gate: logits(1, 0),
+    up: logits(1, 1),
+    down: logits(1, 2),
+  };
+  const routes: number[][] = [];
+  const x = logits(1, 3);
+  const output = moe(
+    x,
+    spec,
+    (name) => weights[name],
+    (_, { experts }) => routes.push([...experts]),
+  );
+  assert.deepEqual(routes, [[1, 0]]);
+  const total = Math.exp(1) + Math.exp(3) + Math.exp(-36);
+  const [own, zero] = [Math.exp(1) / total, Math.exp(3) / total];
+  const made = sigma(1) * 4;
+  const expected = [zero * 1 + own * made, zero * 3 + own * 2 * made];
+  output.forEach((value, i) => {
+    assert.ok(Math.abs(value - expected[i]) <= 4e-6 * expected[i], `${i}: found ${value}, expected ${expected[i]}`);
+  });
+});

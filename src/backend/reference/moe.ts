@@ -89,8 +89,9 @@ export function moe(
   onRoute?: (t: number, route: Route) => void,
   routerInput: Float32Array = input,
 ): Float32Array {
-  const { experts, shared, router, used } = spec;
-  const hidden = weights('router').length / experts;
+  const { experts, zeroExperts = 0, shared, router, used } = spec;
+  const choices = experts + zeroExperts;
+  const hidden = weights('router').length / choices;
   const bias = router.selectionBias ? weights('selectionBias') : undefined;
   const scales = router.expertScale ? weights('expertScale') : undefined;
   const output = new Float32Array(input.length);
@@ -99,14 +100,16 @@ export function moe(
     const y = output.subarray(t * hidden, (t + 1) * hidden);
     const logits = linear(
       routerInput.subarray(t * hidden, (t + 1) * hidden),
-      matrixOf(weights('router'), 0, experts, hidden),
+      matrixOf(weights('router'), 0, choices, hidden),
       router.bias ? weights('router.bias') : undefined,
     );
     const chosen = scaled(route(logits, bias, router, used), scales);
     onRoute?.(t, chosen);
     chosen.experts.forEach((expert, rank) => {
       const weight = chosen.weights[rank];
-      if (router.weighsInput) accumulate(y, expertOutput(scale(x, weight), spec, weights, expert), 1);
+      // Those beyond the last give the row as it is.
+      if (expert >= experts) accumulate(y, x, weight);
+      else if (router.weighsInput) accumulate(y, expertOutput(scale(x, weight), spec, weights, expert), 1);
       else accumulate(y, expertOutput(x, spec, weights, expert), weight);
     });
     if (shared === undefined) continue;

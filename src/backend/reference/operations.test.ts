@@ -8,6 +8,7 @@ import {
   type AttentionShape,
   add,
   attention,
+  concat,
   embed,
   gate,
   gather,
@@ -26,6 +27,11 @@ test('embed and gather take the rows that are named, in their order', () => {
   assert.deepEqual(embed(f32(1, 2, 3, 4, 5, 6), Int32Array.of(2, 0, 2), 2), f32(5, 6, 1, 2, 5, 6));
   assert.deepEqual(gather(f32(1, 2, 3, 4, 5, 6), Int32Array.of(1, 2), 2), f32(3, 4, 5, 6));
   assert.equal(gather(f32(1, 2), new Int32Array(0), 2).length, 0);
+});
+
+test('concat puts the rows of two values side by side', () => {
+  assert.deepEqual(concat(f32(1, 2, 3, 4), f32(5, 6), [2, 1]), f32(1, 2, 5, 3, 4, 6));
+  assert.equal(concat(f32(), f32(), [2, 1]).length, 0);
 });
 
 test('norm divides each group by its own root mean square', () => {

@@ -20,21 +20,25 @@ export function embed(weight: Float32Array, tokens: Int32Array, width: number, f
 
 /**
  * RMS norm over groups of `group` elements: x / √(mean(x²) + epsilon) · weight. Input and output [T, width]; the weight
- * has one value for each element of a group, and is 1 where there is none.
+ * has one value for each element of a group, and is 1 where there is none. The last `rest` elements of a row are in no group
+ * and stay as they are.
  */
 export function norm(
   input: Float32Array,
   weight: Float32Array | undefined,
   group: number,
   epsilon: number,
+  row: { readonly width: number; readonly rest: number } = { width: group, rest: 0 },
 ): Float32Array {
-  const output = new Float32Array(input.length);
-  for (let start = 0; start < input.length; start += group) {
-    let squares = 0;
-    for (let i = 0; i < group; i++) squares += input[start + i] ** 2;
-    const factor = 1 / Math.sqrt(squares / group + epsilon);
-    for (let i = 0; i < group; i++) {
-      output[start + i] = input[start + i] * factor * (weight === undefined ? 1 : weight[i]);
+  const output = Float32Array.from(input);
+  for (let first = 0; first < input.length; first += row.width) {
+    for (let start = first; start < first + row.width - row.rest; start += group) {
+      let squares = 0;
+      for (let i = 0; i < group; i++) squares += input[start + i] ** 2;
+      const factor = 1 / Math.sqrt(squares / group + epsilon);
+      for (let i = 0; i < group; i++) {
+        output[start + i] = input[start + i] * factor * (weight === undefined ? 1 : weight[i]);
+      }
     }
   }
   return output;
@@ -64,6 +68,28 @@ export function linear(input: Float32Array, matrix: Matrix, bias?: Float32Array)
   return output;
 }
 
+/**
+ * A product for each head, with matrix h of the weight [heads, rows, columns]; the last `rest` elements of a head go on as they
+ * are. Input [T, heads·(columns + rest)], output [T, heads·(rows + rest)].
+ */
+export function headLinear(
+  input: Float32Array,
+  weight: Float32Array,
+  shape: { readonly heads: number; readonly width: number; readonly outputWidth: number; readonly rest: number },
+): Float32Array {
+  const { heads, width, outputWidth, rest } = shape;
+  const [from, to] = [width / heads, outputWidth / heads];
+  const [columns, rows] = [from - rest, to - rest];
+  const output = new Float32Array((input.length / width) * outputWidth);
+  for (let head = 0; head * from < input.length; head++) {
+    const x = input.subarray(head * from, (head + 1) * from);
+    const offset = (head % heads) * rows * columns;
+    output.set(linear(x.subarray(0, columns), { data: weight, offset, rows, columns }), head * to);
+    output.set(x.subarray(columns), head * to + rows);
+  }
+  return output;
+}
+
 /** Four sums side by side, because each addition waits for the one before it; their order is part of the result. */
 function dot(a: Float32Array, aStart: number, b: Float64Array, bStart: number, length: number): number {
   let s0 = 0;
@@ -81,7 +107,7 @@ function dot(a: Float32Array, aStart: number, b: Float64Array, bStart: number, l
   return s0 + s1 + (s2 + s3);
 }
 
-/** Rotates the first `dimensions` elements of each head by the row's position. Input and output [T, heads·headDim]. */
+/** Rotates `dimensions` elements of each head, from element `from` on, by the row's position. Input and output [T, heads·headDim]. */
 export function rope(
   input: Float32Array,
   positions: Int32Array,
@@ -89,7 +115,13 @@ export function rope(
     table,
     headDim,
     pairing,
-  }: { readonly table: RopeTable; readonly headDim: number; readonly pairing: 'adjacent' | 'half' },
+    from = 0,
+  }: {
+    readonly table: RopeTable;
+    readonly headDim: number;
+    readonly pairing: 'adjacent' | 'half';
+    readonly from?: number;
+  },
 ): Float32Array {
   const output = Float32Array.from(input);
   const width = input.length / positions.length;
@@ -100,7 +132,7 @@ export function rope(
     ropeAngles(table, position, { cos, sin, offset: 0 });
     for (let head = t * width; head < (t + 1) * width; head += headDim) {
       for (let pair = 0; pair < pairs; pair++) {
-        const first = head + (pairing === 'adjacent' ? 2 * pair : pair);
+        const first = head + from + (pairing === 'adjacent' ? 2 * pair : pair);
         const second = first + (pairing === 'adjacent' ? 1 : pairs);
         output[first] = input[first] * cos[pair] - input[second] * sin[pair];
         output[second] = input[first] * sin[pair] + input[second] * cos[pair];
@@ -110,7 +142,10 @@ export function rope(
   return output;
 }
 
-/** One layer's keys and values: [pages · PAGE_ROWS, kvHeads·headDim] and [pages · PAGE_ROWS, kvHeads·valueDim]. */
+/**
+ * One layer's keys and values: [pages · PAGE_ROWS, kvHeads·headDim] and [pages · PAGE_ROWS, kvHeads·valueDim]; no values
+ * where each is the beginning of its key.
+ */
 export interface LayerCache {
   readonly keys: Float32Array;
   readonly values: Float32Array;
@@ -136,10 +171,15 @@ export interface AttentionShape {
 /**
  * Writes every row's key and value to the cache, then lets each row's queries attend to positions 0 … its own of its own
  * sequence, as far as the reach goes. A head's sink is a score more in the softmax, without a value. Query
- * [T, heads·headDim], key [T, kvHeads·headDim], value [T, kvHeads·valueDim], sinks [heads] → [T, heads·valueDim].
+ * [T, heads·headDim], key [T, kvHeads·headDim], value [T, kvHeads·valueDim], sinks [heads] → [T, heads·valueDim]. Without a
+ * value it is the first `valueDim` elements of its key.
  */
 export function attention(
-  { query, key, value }: { readonly query: Float32Array; readonly key: Float32Array; readonly value: Float32Array },
+  {
+    query,
+    key,
+    value,
+  }: { readonly query: Float32Array; readonly key: Float32Array; readonly value?: Float32Array | undefined },
   cache: LayerCache,
   rows: AttentionRows,
   shape: AttentionShape,
@@ -152,8 +192,13 @@ export function attention(
     rows.pageTables[rows.sequences[t]][Math.floor(position / PAGE_ROWS)] * PAGE_ROWS + (position % PAGE_ROWS);
   rows.positions.forEach((position, t) => {
     cache.keys.set(key.subarray(t * keyWidth, (t + 1) * keyWidth), place(t, position) * keyWidth);
+    if (value === undefined) return;
     cache.values.set(value.subarray(t * valueWidth, (t + 1) * valueWidth), place(t, position) * valueWidth);
   });
+  const values =
+    value === undefined
+      ? { data: cache.keys, row: keyWidth, head: headDim }
+      : { data: cache.values, row: valueWidth, head: valueDim };
   const output = new Float32Array(rows.positions.length * heads * valueDim);
   rows.positions.forEach((last, t) => {
     const first = firstVisible(reach, last);
@@ -176,8 +221,8 @@ export function attention(
       softmax(scores);
       mixed.fill(0);
       places.forEach((at, index) => {
-        const start = at * valueWidth + kvHead * valueDim;
-        for (let i = 0; i < valueDim; i++) mixed[i] += scores[index] * cache.values[start + i];
+        const start = at * values.row + kvHead * values.head;
+        for (let i = 0; i < valueDim; i++) mixed[i] += scores[index] * values.data[start + i];
       });
       output.set(mixed, (t * heads + head) * valueDim);
     }
@@ -228,9 +273,13 @@ const gateActivations: Readonly<Record<GateActivation, (x: number) => number>> =
   softplus: (x) => Math.max(x, 0) + Math.log1p(Math.exp(-Math.abs(x))),
 };
 
-/** input · factor, element by element. */
-export function scale(input: Float32Array, factor: number): Float32Array {
-  return input.map((value) => value * factor);
+/** input · factor, element by element; the last `rest` elements of a row of `width` stay as they are. */
+export function scale(
+  input: Float32Array,
+  factor: number,
+  { width, rest }: { readonly width: number; readonly rest: number } = { width: 1, rest: 0 },
+): Float32Array {
+  return input.map((value, i) => (i % width < width - rest ? value * factor : value));
 }
 
 /** cap · tanh(x / cap), element by element. */
@@ -241,6 +290,21 @@ export function softcap(input: Float32Array, cap: number): Float32Array {
 /** left + right, element by element. */
 export function add(left: Float32Array, right: Float32Array): Float32Array {
   return left.map((value, i) => value + right[i]);
+}
+
+/** Each row of `left` followed by that of `right`. @param widths of these */
+export function concat(
+  left: Float32Array,
+  right: Float32Array,
+  [first, second]: readonly [number, number],
+): Float32Array {
+  const output = new Float32Array(left.length + right.length);
+  for (let row = 0; row * first < left.length; row++) {
+    const at = row * (first + second);
+    output.set(left.subarray(row * first, (row + 1) * first), at);
+    output.set(right.subarray(row * second, (row + 1) * second), at + first);
+  }
+  return output;
 }
 
 /** The rows of [T, width] that `wanted` names. */

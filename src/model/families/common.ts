@@ -18,7 +18,8 @@ export interface Stem {
 }
 
 /**
- * Claims embedding, final norm and head. GGUF says that the head is the embedding by leaving `output.weight` out.
+ * Claims embedding, final norm and head. GGUF says that the head is the embedding by leaving `output.weight` out; a
+ * `config.json` may say so in words, and then a head that is there all the same is not used.
  * @throws CorruptFileError `corrupt_file`
  */
 export function readStem(reader: FamilyReader): Stem {
@@ -28,15 +29,24 @@ export function readStem(reader: FamilyReader): Stem {
   reader.weight('embedding', 'token_embd.weight', [rows, hidden]);
   if (reader.has('vocab_size')) {
     const said = reader.count('vocab_size', { min: 1, max: MOST });
-    if (said !== rows) throw reader.corruptKey('vocab_size', String(said), `the ${rows} rows of token_embd.weight`);
+    if (said !== rows) {
+      throw reader.corruptKey(
+        'vocab_size',
+        String(said),
+        `the ${rows} rows of ${reader.fullTensor('token_embd.weight')}`,
+      );
+    }
   }
   reader.weight('finalNorm', 'output_norm.weight', [hidden]);
+  const tied = reader.configFlag('tie_word_embeddings') ?? !reader.hasTensor('output.weight');
+  if (tied) reader.ignoreTensor('output.weight', 'the head is the embedding (tie_word_embeddings)');
+  else reader.weight('head', 'output.weight', [rows, hidden]);
   return {
     vocabulary: rows,
     hidden,
     trainedContext: reader.count('context_length', { min: 1, max: 2 ** 31 - 1 }),
     norm: { epsilon: reader.positiveFloat('attention.layer_norm_rms_epsilon') },
-    head: { tied: !reader.optional('head', 'output.weight', [rows, hidden]) },
+    head: { tied },
   };
 }
 
@@ -56,7 +66,7 @@ export function readBlockCount(reader: FamilyReader, mayLack = 0): number {
     throw reader.corruptKey(
       'block_count',
       String(layers),
-      `the ${held.size} layers whose tensors (blk.N.…) the file holds`,
+      `the ${held.size} layers whose tensors (${reader.spelling.layers}) the file holds`,
     );
   }
   return layers;
@@ -158,10 +168,18 @@ function readRopeScaling(reader: FamilyReader): RopeScaling {
       return linear(reader.positiveFloat('rope.scaling.factor'));
     case 'yarn':
       return readYarn(reader);
+    case 'llama3':
+      return {
+        kind: 'llama3',
+        factor: reader.positiveFloat('rope.scaling.factor'),
+        lowFrequencyFactor: reader.positiveFloat('rope.scaling.low_freq_factor'),
+        highFrequencyFactor: reader.positiveFloat('rope.scaling.high_freq_factor'),
+        originalContext: reader.count('rope.scaling.original_context_length', { min: 1, max: 2 ** 31 - 1 }),
+      };
     default:
       throw new Refusal(
         `${reader.file.name}: ${reader.fullKey('rope.scaling.type')} is ${JSON.stringify(type)}, which is not supported; ` +
-          'supported are none, linear, yarn',
+          'supported are none, linear, yarn, llama3',
         { data: { key: reader.fullKey('rope.scaling.type'), found: type } },
       );
   }
@@ -189,8 +207,8 @@ function readYarn(reader: FamilyReader): RopeScaling {
     originalContext: reader.count('rope.scaling.original_context_length', { min: 1, max: 2 ** 31 - 1 }),
     betaFast: reader.positiveFloat('rope.scaling.yarn_beta_fast', { default: 32 }),
     betaSlow: reader.positiveFloat('rope.scaling.yarn_beta_slow', { default: 1 }),
-    magnitude: attention * yarnMagnitude(factor),
-    truncate: true,
+    magnitude: reader.configNumber('attention_factor') ?? attention * yarnMagnitude(factor),
+    truncate: reader.configFlag('truncate') ?? true,
   };
 }
 
@@ -209,12 +227,26 @@ export const noBias: AttentionSpec['bias'] = { query: false, key: false, value: 
 export const qkvBias: AttentionSpec['bias'] = { query: true, key: true, value: true, output: false };
 
 /**
- * Which biases the file has, for families that are published with and without them: GGUF has no key for it. The first
- * layer answers for all; a later layer that differs lacks a tensor or has one too many, and both are errors.
+ * Which biases the file has, for families that are published with and without them: GGUF has no key for it, and
+ * `config.json` must agree. The first layer answers for all; a later layer that differs lacks a tensor or has one too many,
+ * and both are errors.
+ * @throws CorruptFileError `corrupt_file` naming `attention_bias`
  */
 export function biasAsInFile(reader: FamilyReader): AttentionSpec['bias'] {
   const has = (name: string) => reader.hasTensor(`blk.0.${name}.bias`);
+  checkConfig(reader, 'attention_bias', 'blk.0.attn_q.bias');
   return { query: has('attn_q'), key: has('attn_k'), value: has('attn_v'), output: has('attn_output') };
+}
+
+/**
+ * Holds what `config.json` says against whether a tensor is there, which is what GGUF goes by.
+ * @throws CorruptFileError `corrupt_file` naming the key
+ */
+export function checkConfig(reader: FamilyReader, key: string, tensorName: string): void {
+  const [said, has] = [reader.configFlag(key), reader.hasTensor(tensorName)];
+  if (said === undefined || said === has) return;
+  const expected = `${has}, since the tensor ${reader.fullTensor(tensorName)} is ${has ? '' : 'not '}there`;
+  throw reader.corruptKey(`config.${key}`, String(said), expected);
 }
 
 /** Claims one layer's grouped-query attention. @throws CorruptFileError `corrupt_file` */
@@ -285,5 +317,6 @@ export function readDense(
 
 /** A missing tensor that the family's own reading explains better than a shape could. */
 export function missingTensor(reader: FamilyReader, tensor: string, why: string): CorruptFileError {
-  return new CorruptFileError(`${reader.file.name}: the tensor ${tensor} is missing; ${why}`, { data: { tensor } });
+  const name = reader.fullTensor(tensor);
+  return new CorruptFileError(`${reader.file.name}: the tensor ${name} is missing; ${why}`, { data: { tensor: name } });
 }

@@ -81,6 +81,12 @@ function readGroups(
   return { count, used: groupsUsed, rankedBy };
 }
 
+/** A shared expert as wide as `expert_shared_count` experts of `inner`; none where that is 0. Nothing gates it. */
+export function readSharedCount(reader: FamilyReader, inner: number): SharedExpertSpec | undefined {
+  const count = reader.count('expert_shared_count', { min: 0, max: MOST });
+  return count === 0 ? undefined : { inner: inner * count, gated: false };
+}
+
 /** Claims a layer's router and experts. @throws CorruptFileError `corrupt_file` */
 export function readExperts(
   reader: FamilyReader,
@@ -106,7 +112,7 @@ export function readExperts(
     );
   }
   reader.weight(`${at}.router`, `${blk}.ffn_gate_inp.weight`, [experts, hidden]);
-  if (router.selectionBias) reader.weight(`${at}.selectionBias`, `${blk}.exp_probs_b.bias`, [experts]);
+  if (router.selectionBias) claimSelectionBias(reader, layer, experts);
   for (const part of ['gate', 'up', 'down'] as const) {
     const shape = part === 'down' ? [experts, hidden, inner] : [experts, inner, hidden];
     // Files from before GGUF had stacked experts hold a tensor for each.
@@ -120,6 +126,13 @@ export function readExperts(
   if (shared !== undefined) claimSharedExpert(reader, layer, hidden, shared);
   const moe: MoeSpec = { experts, used, inner, activation: 'silu', router, shared };
   return { kind: 'moe', norm, moe };
+}
+
+function claimSelectionBias(reader: FamilyReader, layer: number, experts: number): void {
+  const [name, tensor] = [`layers.${layer}.moe.selectionBias`, `blk.${layer}.exp_probs_b.bias`];
+  // Some writers store it as a matrix of one row.
+  if (reader.shapeOf(tensor)?.length === 2) reader.row(name, tensor, experts);
+  else reader.weight(name, tensor, [experts]);
 }
 
 function claimSharedExpert(reader: FamilyReader, layer: number, hidden: number, shared: SharedExpertSpec): void {

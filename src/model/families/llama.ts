@@ -1,11 +1,13 @@
 /**
  * `llama`: Llama 1 to 3 and what shares its shape (Mistral, SmolLM2 …), dense, and with experts Mixtral (arXiv
- * 2401.04088). GGUF stores its query and key rows permuted, so that rotated pairs are adjacent.
+ * 2401.04088). GGUF stores its query and key rows permuted, so that rotated pairs are adjacent; safetensors
+ * have them as published, the second of a pair in the other half of the head.
  */
 
 import { Refusal } from '../../errors.ts';
 import type { Family } from '../family.ts';
 import { MOST } from '../family-reader.ts';
+import { only, silu } from '../hugging-face/dialect.ts';
 import {
   biasAsInFile,
   readAttention,
@@ -21,13 +23,27 @@ import { readExperts, readRouting } from './experts.ts';
 export const llama: Family = {
   architecture: 'llama',
 
+  dialects: [
+    { modelType: 'llama', fixed: { ...silu, mlp_bias: only(false) } },
+    {
+      modelType: 'mixtral',
+      fixed: { ...silu, sliding_window: only(null) },
+      tensors: {
+        'model.layers.N.block_sparse_moe.gate': 'blk.N.ffn_gate_inp',
+        'model.layers.N.block_sparse_moe.experts.E.w1': 'blk.N.ffn_gate.E',
+        'model.layers.N.block_sparse_moe.experts.E.w3': 'blk.N.ffn_up.E',
+        'model.layers.N.block_sparse_moe.experts.E.w2': 'blk.N.ffn_down.E',
+      },
+    },
+  ],
+
   read(reader) {
     const stem = readStem(reader);
     const layerCount = readBlockCount(reader);
     const heads = readHeads(reader, stem.hidden, layerCount);
     // The oldest files leave out what was the same for every Llama.
     const rope = readRope(reader, heads.headDim, {
-      pairing: 'adjacent',
+      pairing: reader.file.container === 'gguf' ? 'adjacent' : 'half',
       dimensions: heads.headDim,
       base: 10_000,
       factors: true,

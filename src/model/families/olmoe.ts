@@ -5,11 +5,14 @@
 
 import type { Family } from '../family.ts';
 import { MOST } from '../family-reader.ts';
+import { only, silu } from '../hugging-face/dialect.ts';
 import { noBias, readAttention, readBlockCount, readFeedForwardNorm, readHeads, readRope, readStem } from './common.ts';
 import { readExperts, readRouting } from './experts.ts';
 
 export const olmoe: Family = {
   architecture: 'olmoe',
+
+  dialects: [{ modelType: 'olmoe', fixed: { ...silu, clip_qkv: only(null), attention_bias: only(false) } }],
 
   read(reader) {
     const stem = readStem(reader);

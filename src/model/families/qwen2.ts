@@ -2,6 +2,7 @@
 
 import type { Family } from '../family.ts';
 import { MOST } from '../family-reader.ts';
+import { fullAttention, silu, unusedWindow } from '../hugging-face/dialect.ts';
 import {
   qkvBias,
   readAttention,
@@ -15,6 +16,8 @@ import {
 
 export const qwen2: Family = {
   architecture: 'qwen2',
+
+  dialects: [{ modelType: 'qwen2', fixed: { ...silu, ...fullAttention }, ignored: unusedWindow }],
 
   read(reader) {
     const stem = readStem(reader);

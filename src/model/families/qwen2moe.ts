@@ -5,6 +5,7 @@
 
 import type { Family } from '../family.ts';
 import { MOST } from '../family-reader.ts';
+import { fullAttention, only, silu, sparseEverywhere, unusedWindow } from '../hugging-face/dialect.ts';
 import {
   qkvBias,
   readAttention,
@@ -18,6 +19,20 @@ import { readExperts, readRouting } from './experts.ts';
 
 export const qwen2moe: Family = {
   architecture: 'qwen2moe',
+
+  dialects: [
+    {
+      modelType: 'qwen2_moe',
+      fixed: { ...silu, ...fullAttention, ...sparseEverywhere, qkv_bias: only(true) },
+      ignored: unusedWindow,
+      tensors: {
+        'model.layers.N.mlp.shared_expert.gate_proj': 'blk.N.ffn_gate_shexp',
+        'model.layers.N.mlp.shared_expert.up_proj': 'blk.N.ffn_up_shexp',
+        'model.layers.N.mlp.shared_expert.down_proj': 'blk.N.ffn_down_shexp',
+        'model.layers.N.mlp.shared_expert_gate': 'blk.N.ffn_gate_inp_shexp',
+      },
+    },
+  ],
 
   read(reader) {
     const stem = readStem(reader);

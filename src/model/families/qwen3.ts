@@ -2,6 +2,7 @@
 
 import type { Family } from '../family.ts';
 import { MOST } from '../family-reader.ts';
+import { fullAttention, only, silu, unusedWindow } from '../hugging-face/dialect.ts';
 import {
   noBias,
   readAttention,
@@ -15,6 +16,15 @@ import {
 
 export const qwen3: Family = {
   architecture: 'qwen3',
+
+  dialects: [
+    {
+      modelType: 'qwen3',
+      fixed: { ...silu, ...fullAttention, attention_bias: only(false) },
+      ignored: unusedWindow,
+      needed: ['head_dim'],
+    },
+  ],
 
   read(reader) {
     const stem = readStem(reader);

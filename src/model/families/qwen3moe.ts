@@ -5,11 +5,21 @@
 
 import type { Family } from '../family.ts';
 import { MOST } from '../family-reader.ts';
+import { fullAttention, only, silu, sparseEverywhere, unusedWindow } from '../hugging-face/dialect.ts';
 import { noBias, readAttention, readBlockCount, readFeedForwardNorm, readHeads, readRope, readStem } from './common.ts';
 import { readExperts, readRouting } from './experts.ts';
 
 export const qwen3moe: Family = {
   architecture: 'qwen3moe',
+
+  dialects: [
+    {
+      modelType: 'qwen3_moe',
+      fixed: { ...silu, ...fullAttention, ...sparseEverywhere, attention_bias: only(false) },
+      ignored: unusedWindow,
+      needed: ['head_dim'],
+    },
+  ],
 
   read(reader) {
     const stem = readStem(reader);

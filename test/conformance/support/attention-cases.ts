@@ -19,6 +19,8 @@ export interface Shape {
   readonly kvHeads: number;
   readonly headDim: number;
   readonly valueDim: number;
+  /** Values are the beginnings of their keys. */
+  readonly joint?: true;
 }
 
 export type Inputs = Readonly<Record<'query' | 'key' | 'value', Float32Array<ArrayBuffer>>>;
@@ -52,15 +54,16 @@ export function roundedToF16(values: Float32Array<ArrayBuffer>): Float32Array<Ar
 export type Beyond = Pick<AttentionOperation, 'reach' | 'sinks' | 'temperature'>;
 
 export function attentionOver(shape: Shape, inputs: Inputs, beyond: Beyond = {}): Tiny {
-  const { heads, headDim, valueDim } = shape;
+  const { joint, ...sizes } = shape;
+  const { heads, headDim, valueDim } = sizes;
   const scale = 1 / Math.sqrt(headDim);
   const operation: Operation = {
     kind: 'attention',
     layer: 0,
     query: 'query',
     key: 'key',
-    value: 'value',
-    ...shape,
+    ...(joint === undefined ? { value: 'value' } : {}),
+    ...sizes,
     scale,
     ...beyond,
     output: 'y',
@@ -68,9 +71,12 @@ export function attentionOver(shape: Shape, inputs: Inputs, beyond: Beyond = {})
   const sinks = gaussians(heads, random(heads)).map((x) => 3 * x) as Float32Array<ArrayBuffer>;
   const layer: LayerSpec = {
     attention: {
-      ...shape,
+      ...sizes,
       scale,
       norm: { epsilon: 1e-6 },
+      ...(joint === undefined
+        ? {}
+        : { latent: { plainDim: headDim, headValueDim: valueDim, norm: { epsilon: 1e-6 } } }),
       bias: { query: false, key: false, value: false, output: false },
     },
     feedForward: { kind: 'dense', norm: { epsilon: 1e-6 }, inner: 0, activation: 'silu' },
@@ -85,6 +91,13 @@ export function attentionOver(shape: Shape, inputs: Inputs, beyond: Beyond = {})
     weights: beyond.sinks === undefined ? {} : { [beyond.sinks]: f32Weight(sinks, heads) },
   });
 }
+
+/** Values that are the beginnings of their keys: narrower than these, as wide, and more query heads than a unit takes. */
+export const jointShapes: readonly Shape[] = [
+  { heads: 4, kvHeads: 1, headDim: 48, valueDim: 32, joint: true },
+  { heads: 6, kvHeads: 2, headDim: 20, valueDim: 20, joint: true },
+  { heads: 128, kvHeads: 1, headDim: 148, valueDim: 132, joint: true },
+];
 
 /** Around page borders, the fours that kernels take keys by, and the length of all there is. */
 export const beyondPlain: Readonly<Record<string, Beyond>> = {

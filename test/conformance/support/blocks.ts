@@ -94,6 +94,19 @@ export function randomWeight(format: FormatId, values: number, seed: number): Ui
   return bytes;
 }
 
+/** Blocks whose codes are all zeros or all ones, one row after the other, and the rest as in {@link randomWeight}. */
+export function extremeWeight(format: FormatId, [rows, columns]: readonly [number, number]): Uint8Array<ArrayBuffer> {
+  const { blockBytes } = formatOf(format);
+  const bytes = new Uint8Array(formatBytes(format, rows * columns));
+  const next = random(rows);
+  for (let block = 0; block < bytes.length; block += blockBytes) {
+    const row = Math.floor(block / (bytes.length / rows));
+    bytes.fill(row % 2 === 0 ? 0 : 255, block, block + blockBytes);
+    for (const [at, kind] of fields[format]) writeField(bytes, block + at, kind, next);
+  }
+  return bytes;
+}
+
 /** A NaN from `next` asks for the least scale there is. */
 function writeField(bytes: Uint8Array, at: number, kind: Field[1], next: () => number): void {
   const x = next();

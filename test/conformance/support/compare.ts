@@ -189,5 +189,7 @@ export async function checkSameBits(tiny: Tiny, expected: Values, options: Devic
 }
 
 export const RELAXED = new Set(['simd', 'threads', 'relaxed-simd']);
+/** Right everywhere; which build a machine takes by itself is a matter of speed. */
+export const DOT = new Set([...RELAXED, 'relaxed-dot']);
 export const PLAIN = new Set(['simd', 'threads']);
 export const SMALL_ARENAS = 65536;

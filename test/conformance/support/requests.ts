@@ -36,17 +36,19 @@ export function requestFor(operation: Operation, given: Partial<KernelRequest> =
 /** A format that is in no table, as a later version of a file may bring it. */
 const UNKNOWN: FormatId = 'Q9_Z';
 
-function matrixRequest(
-  kind: 'embed' | 'linear' | 'head',
-  weight: WeightShape,
-  given: Partial<KernelRequest> = {},
-): KernelRequest {
+/** Operations with one matrix. */
+type MatrixKind = 'embed' | 'linear' | 'head' | 'headLinear';
+
+function matrixRequest(kind: MatrixKind, weight: WeightShape, given: Partial<KernelRequest> = {}): KernelRequest {
   const { shape } = weight;
   const [rows, columns] = [shape.at(-2) ?? 1, shape.at(-1) as number];
-  const operation: Operation =
-    kind === 'embed'
-      ? { kind, layer: -1, weight: 'w', output: 'y' }
-      : { kind, layer: 0, input: 'x', weight: 'w', output: 'y' };
+  const operation = {
+    kind,
+    weight: 'w',
+    output: 'y',
+    ...(kind === 'embed' ? { layer: -1 } : { layer: 0, input: 'x' }),
+    ...(kind === 'headLinear' ? { heads: shape[0] } : {}),
+  } as Operation;
   return requestFor(operation, {
     weights: { w: weight },
     widths: { x: columns, y: kind === 'embed' ? columns : rows },
@@ -56,16 +58,17 @@ function matrixRequest(
 
 /** The format of a row that serves one: the only one of which it takes a matrix of whole blocks. */
 export function formatOfRow(row: KernelRow): FormatId {
-  const kind = row.operation as 'embed' | 'linear' | 'head';
+  const kind = row.operation as MatrixKind;
+  const shape = kind === 'headLinear' ? [2, 4] : [4];
   const taken = formats.filter(
-    ({ id, blockLength }) => row.accepts(matrixRequest(kind, { format: id, shape: [4, blockLength] })) === true,
+    ({ id, blockLength }) => row.accepts(matrixRequest(kind, { format: id, shape: [...shape, blockLength] })) === true,
   );
   assert.equal(taken.length, 1, `${row.name} takes ${taken.length} formats; its cases are written for one`);
   return taken[0]?.id as FormatId;
 }
 
 function matrixCase(row: KernelRow): RowCase {
-  const kind = row.operation as 'embed' | 'linear' | 'head';
+  const kind = row.operation as MatrixKind;
   const format = formatOfRow(row);
   const { blockLength } = formatOf(format);
   const of = (shape: readonly number[], id = format) => matrixRequest(kind, { format: id, shape });
@@ -86,6 +89,26 @@ function matrixCase(row: KernelRow): RowCase {
         reason: new RegExp(`multiples of ${blockLength} for ${format}, found ${columns}`),
       })),
       ...stacked,
+    ],
+  };
+}
+
+function headLinearCase(row: KernelRow): RowCase {
+  const format = formatOfRow(row);
+  const { blockLength } = formatOf(format);
+  const of = (shape: readonly number[], id = format) => matrixRequest('headLinear', { format: id, shape });
+  return {
+    accepted: [of([1, 4, blockLength]), of([20, 512, 3 * blockLength]), of([128, 128, 2 * blockLength])],
+    refused: [
+      ...formats
+        .filter(({ id }) => id !== format)
+        .map(({ id, blockLength: columns }) => ({ request: of([2, 4, columns], id), reason: /found/ })),
+      { request: of([2, 4, blockLength], UNKNOWN), reason: /found Q9_Z/ },
+      { request: of([4, blockLength]), reason: /needs a matrix a head, found \[4, \d+\]/ },
+      { request: of([2, 6, blockLength]), reason: /multiples of 4 wide, found 6/ },
+      ...(blockLength === 1
+        ? []
+        : [{ request: of([2, 4, blockLength + 1]), reason: new RegExp(`multiples of ${blockLength} for ${format}`) }]),
     ],
   };
 }
@@ -123,13 +146,14 @@ function attentionCase(row: KernelRow): RowCase {
       of({ heads: 64, kvHeads: 2 }),
       of({ heads: 1, kvHeads: 1 }),
       of({ heads: 96, kvHeads: 96 }),
+      of({ heads: 33, kvHeads: 1 }),
+      of({ heads: 128, kvHeads: 1, headDim: 576, valueDim: 512, value: undefined }),
     ],
     refused: [
       { request: attentionRequest({}, cache === 'f16' ? 'f32' : 'f16'), reason: /keeps a cache of/ },
       { request: of({ headDim: 2 }), reason: /multiples of 4, found 2 for keys/ },
       { request: of({ headDim: 65 }), reason: /multiples of 4, found 65 for keys/ },
       { request: of({ valueDim: 66 }), reason: /found 64 for keys and 66 for values/ },
-      { request: of({ heads: 33, kvHeads: 1 }), reason: /up to 32 query heads a key head, found 33/ },
       { request: of({ heads: 7, kvHeads: 2 }), reason: /multiples of key heads, found 7 and 2/ },
       { request: of({ heads: 2, kvHeads: 4 }), reason: /multiples of key heads, found 2 and 4/ },
     ],
@@ -239,6 +263,7 @@ const cases: Readonly<Partial<Record<OperationKind, (row: KernelRow) => RowCase>
   embed: matrixCase,
   linear: matrixCase,
   head: matrixCase,
+  headLinear: headLinearCase,
   attention: attentionCase,
   moe: moeCase,
   experts: expertsCase,
@@ -259,6 +284,7 @@ const cases: Readonly<Partial<Record<OperationKind, (row: KernelRow) => RowCase>
   ),
   incoming: anything({ kind: 'incoming', layer: 3, output: 'y' }, { y: 67 }),
   add: anything({ kind: 'add', layer: 0, left: 'a', right: 'b', output: 'y' }, { a: 1, b: 1, y: 1 }),
+  concat: anything({ kind: 'concat', layer: 0, left: 'a', right: 'b', output: 'y' }, { a: 1, b: 2, y: 3 }),
   glu: anything({ kind: 'glu', layer: 0, gate: 'a', up: 'b', activation: 'silu', output: 'y' }, { a: 1, b: 1, y: 1 }),
   gate: anything(
     { kind: 'gate', layer: 0, input: 'x', gate: 'g', activation: 'softplus', output: 'y' },

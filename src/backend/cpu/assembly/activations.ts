@@ -32,27 +32,25 @@ function bytesOf(a: v128, b: v128, c: v128, d: v128): v128 {
   return i8x16.narrow_i16x8_s(i16x8.narrow_i32x4_s(a, b), i16x8.narrow_i32x4_s(c, d));
 }
 
-/** The four factors behind a block's values: d, d·Σ, and d·Σ of each half. */
+/** d and d·Σ of a block. */
 // @ts-ignore: decorator
 @inline
-function storeFactors(at: usize, scale: f32, first: i32, second: i32): void {
+function storeFactors(at: usize, scale: f32, sum: i32): void {
   f32.store(at, scale);
-  f32.store(at, scale * <f32>(first + second), 4);
-  f32.store(at, scale * <f32>first, 8);
-  f32.store(at, scale * <f32>second, 12);
+  f32.store(at, scale * <f32>sum, 4);
 }
 
 /**
- * Encodes `blocks` blocks of 32 f32 as bytes of -127…127 with one scale d: 32 bytes and four factors, 48 bytes in all. NaN
- * in a block makes its scale NaN, so it is not lost.
+ * Encodes `blocks` blocks of 32 f32 as bytes of -127…127 with one scale d: 32 bytes, d, d·Σ, and of each half of 16 bytes two
+ * i16, Σ of the first and second of every four and Σ of the others, as a product of bytes in pairs adds them; 48 bytes in
+ * all. NaN in a block makes its scale NaN, so it is not lost.
  */
 export function encodeInt8(input: usize, output: usize, blocks: i32): void {
   for (let block = 0; block < blocks; block++) {
     const top = largestOf(input);
     const usable = !(top < LEAST);
     const inverse = f32x4.splat(usable ? 127 / top : 0);
-    let first = 0;
-    let second = 0;
+    let total = 0;
     for (let half: usize = 0; half < 2; half++) {
       const at = input + half * 64;
       const a = toInts(f32x4.mul(v128.load(at), inverse));
@@ -60,11 +58,12 @@ export function encodeInt8(input: usize, output: usize, blocks: i32): void {
       const c = toInts(f32x4.mul(v128.load(at, 32), inverse));
       const d = toInts(f32x4.mul(v128.load(at, 48), inverse));
       v128.store(output + half * 16, bytesOf(a, b, c, d));
-      const sum = sumInts(i32x4.add(i32x4.add(a, b), i32x4.add(c, d)));
-      if (half == 0) first = sum;
-      else second = sum;
+      const sums = i32x4.add(i32x4.add(a, b), i32x4.add(c, d));
+      const pairs = i32x4.add(i32x4.shuffle(sums, sums, 0, 2, 0, 2), i32x4.shuffle(sums, sums, 1, 3, 1, 3));
+      v128.store32_lane(output + half * 4, i16x8.narrow_i32x4_s(pairs, pairs), 0, 40);
+      total += i32x4.extract_lane(pairs, 0) + i32x4.extract_lane(pairs, 1);
     }
-    storeFactors(output + 32, usable ? top / 127 : 0, first, second);
+    storeFactors(output + 32, usable ? top / 127 : 0, total);
     input += 128;
     output += INT8_BLOCK;
   }
@@ -72,15 +71,14 @@ export function encodeInt8(input: usize, output: usize, blocks: i32): void {
 
 /**
  * Encodes blocks of 32 f32 as 16-bit integers 254·h + l with one scale: h is the nearest byte of -127…127, l what is left in
- * 254ths. `digits`: 32 bytes h, then 32 bytes l; else 32 i16. With four factors 80 bytes.
+ * 254ths. `digits`: 32 bytes h, then 32 bytes l; else 32 i16. With d and d·Σ 80 bytes.
  */
 export function encodeInt16(input: usize, output: usize, blocks: i32, digits: i32): void {
   for (let block = 0; block < blocks; block++) {
     const top = largestOf(input);
     const usable = !(top < LEAST);
     const inverse = f32x4.splat(usable ? 127 / top : 0);
-    let first = 0;
-    let second = 0;
+    let total = 0;
     for (let half: usize = 0; half < 2; half++) {
       const at = input + half * 64;
       let sum = i32x4.splat(0);
@@ -106,10 +104,9 @@ export function encodeInt16(input: usize, output: usize, blocks: i32, digits: i3
           v128.store(output + half * 32 + pair * 16, i16x8.narrow_i32x4_s(xWord, yWord));
         }
       }
-      if (half == 0) first = sumInts(sum);
-      else second = sumInts(sum);
+      total += sumInts(sum);
     }
-    storeFactors(output + 64, usable ? top / (127 * 254) : 0, first, second);
+    storeFactors(output + 64, usable ? top / (127 * 254) : 0, total);
     input += 128;
     output += INT16_BLOCK;
   }
@@ -213,18 +210,20 @@ export function sigmoid(x: f32): f32 {
 }
 
 /**
- * Rotates the first 2·`pairs` elements of `heads` vectors of `headDim`; `table` holds `pairs` cosines, then `pairs` sines.
- * `half`: elements j and j + pairs are a pair; otherwise 2j and 2j + 1. `output` may be `input`.
+ * Rotates 2·`pairs` elements of `heads` vectors of `headDim`, from element `from` on; `table` holds `pairs` cosines, then
+ * `pairs` sines. `half`: elements j and j + pairs are a pair; otherwise 2j and 2j + 1. `output` may be `input`.
  */
 export function rope(
-  input: usize, output: usize, table: usize, heads: i32, headDim: i32, pairs: i32, half: i32,
+  input: usize, output: usize, table: usize, heads: i32, headDim: i32, from: i32, pairs: i32, half: i32,
 ): void {
   const sines = table + (<usize>pairs << 2);
   const stride = <usize>headDim << 2;
+  const first = <usize>from << 2;
+  const rest = first + (<usize>pairs << 3);
   for (let head = 0; head < heads; head++) {
     for (let j = 0; j < pairs; j++) {
-      const a: usize = half ? <usize>j << 2 : <usize>j << 3;
-      const b: usize = half ? <usize>(j + pairs) << 2 : a + 4;
+      const a: usize = first + (half ? <usize>j << 2 : <usize>j << 3);
+      const b: usize = a + (half ? <usize>pairs << 2 : 4);
       const x = f32.load(input + a);
       const y = f32.load(input + b);
       const cosine = f32.load(table + (<usize>j << 2));
@@ -233,7 +232,7 @@ export function rope(
       f32.store(output + b, x * sine + y * cosine);
     }
     if (input != output) {
-      const rest = <usize>pairs << 3;
+      memory.copy(output, input, first);
       memory.copy(output + rest, input + rest, stride - rest);
     }
     input += stride;

@@ -44,8 +44,9 @@ function maxLanes(value: v128): f32 {
 /**
  * `queries` vectors of `headDim` f32 against one key/value head; scores are multiplied with `scale`. Query i sees the
  * positions from `firsts[i]` on, up to but not `limits[i]`. `sinks[i]`, where `sinks` is not 0, is a score of its own that
- * takes part in the softmax and brings no value. `table[p]` is the number of page p; a page takes `pageBytes` from `keys` and from `values` on, where each base already
- * points at the head's own part: PAGE × headDim keys, PAGE × valueDim values. `headDim` and `valueDim` are multiples of 4.
+ * takes part in the softmax and brings no value. `table[p]` is the number of page p; a page takes `pageBytes` from `keys`
+ * and from `values` on, where each base already points at the head's own part: PAGE × headDim keys, PAGE × valueDim values.
+ * Where `values` is `keys`, a value is the first `valueDim` elements of its key. `headDim` and `valueDim` are multiples of 4.
  * out: `queries` vectors of `valueDim`. `scratch`: a page of keys and values as f32, PAGE scores twice, 2 numbers a query.
  */
 export function attend(
@@ -56,6 +57,8 @@ export function attend(
   const valuePage = keyPage + (<usize>(PAGE * headDim) << 2);
   const scores = valuePage + (<usize>(PAGE * valueDim) << 2);
   const state = scores + (<usize>PAGE << 3);
+  const joint = values == keys;
+  const valueStride = <usize>(joint ? headDim : valueDim) << 2;
   let nearest = i32.MAX_VALUE;
   let furthest = 0;
   for (let i = 0; i < queries; i++) {
@@ -74,9 +77,9 @@ export function attend(
     const filled = min(PAGE, furthest - start);
     if (half) {
       expand(key, keyPage, ((filled + 3) & ~3) * headDim);
-      expand(value, valuePage, filled * valueDim);
+      if (!joint) expand(value, valuePage, filled * valueDim);
       key = keyPage;
-      value = valuePage;
+      value = joint ? keyPage : valuePage;
     }
     for (let i = 0; i < queries; i++) {
       const end = visibleEnd(limits, i, start);
@@ -91,7 +94,7 @@ export function attend(
       const visible = end - fours;
       const seen = <usize>hidden << 2;
       const from = key + (<usize>(fours * headDim) << 2);
-      const mixed = value + (<usize>(first * valueDim) << 2);
+      const mixed = value + <usize>first * valueStride;
       // Two queries that see as much share the loads of keys and values; each does what it would do alone.
       if (
         i + 1 < queries && visibleEnd(limits, i + 1, start) == end &&
@@ -103,12 +106,12 @@ export function attend(
         hide(second, hidden);
         const decay = weigh(scores, visible, own);
         const decaySecond = weigh(second, visible, own + 8);
-        gatherPair(scores + seen, second + seen, end - first, mixed, valueDim, to, decay, decaySecond);
+        gatherPair(scores + seen, second + seen, end - first, mixed, valueStride, valueDim, to, decay, decaySecond);
         i++;
       } else {
         score(q, from, scores, visible, headDim, scale);
         hide(scores, hidden);
-        gather(scores + seen, end - first, mixed, valueDim, to, weigh(scores, visible, own));
+        gather(scores + seen, end - first, mixed, valueStride, valueDim, to, weigh(scores, visible, own));
       }
     }
   }
@@ -235,14 +238,16 @@ function weigh(scores: usize, visible: i32, own: usize): f32 {
   return decay;
 }
 
-/** to = decay · to + Σ weight · value. */
+/** to = decay · to + Σ weight · value; values are `stride` bytes apart. */
 // @ts-ignore: decorator
 @inline
-function gather(scores: usize, visible: i32, value: usize, valueDim: i32, to: usize, decay: f32): void {
+function gather(
+  scores: usize, visible: i32, value: usize, stride: usize, valueDim: i32, to: usize, decay: f32,
+): void {
   const decays = f32x4.splat(decay);
-  const stride = <usize>valueDim << 2;
+  const bytes = <usize>valueDim << 2;
   let d: usize = 0;
-  for (; d + 64 <= stride; d += 64) {
+  for (; d + 64 <= bytes; d += 64) {
     let a = f32x4.mul(v128.load(to + d), decays);
     let b = f32x4.mul(v128.load(to + d, 16), decays);
     let c = f32x4.mul(v128.load(to + d, 32), decays);
@@ -261,19 +266,20 @@ function gather(scores: usize, visible: i32, value: usize, valueDim: i32, to: us
     v128.store(to + d, c, 32);
     v128.store(to + d, e, 48);
   }
-  if (d < stride) gatherTail(scores, visible, value, stride, to, d, decay);
+  if (d < bytes) gatherTail(scores, visible, value, stride, to, d, bytes, decay);
 }
 
 /** {@link gather} for two queries whose outputs follow each other. */
 // @ts-ignore: decorator
 @inline
 function gatherPair(
-  scores: usize, second: usize, visible: i32, value: usize, valueDim: i32, to: usize, decay: f32, decaySecond: f32,
+  scores: usize, second: usize, visible: i32, value: usize, stride: usize, valueDim: i32, to: usize, decay: f32,
+  decaySecond: f32,
 ): void {
-  const stride = <usize>valueDim << 2;
-  const next = to + stride;
+  const bytes = <usize>valueDim << 2;
+  const next = to + bytes;
   let d: usize = 0;
-  for (; d + 64 <= stride; d += 64) {
+  for (; d + 64 <= bytes; d += 64) {
     const first = f32x4.splat(decay);
     const other = f32x4.splat(decaySecond);
     let a = f32x4.mul(v128.load(to + d), first);
@@ -311,14 +317,16 @@ function gatherPair(
     v128.store(next + d, h, 32);
     v128.store(next + d, k, 48);
   }
-  if (d == stride) return;
-  gatherTail(scores, visible, value, stride, to, d, decay);
-  gatherTail(second, visible, value, stride, next, d, decaySecond);
+  if (d == bytes) return;
+  gatherTail(scores, visible, value, stride, to, d, bytes, decay);
+  gatherTail(second, visible, value, stride, next, d, bytes, decaySecond);
 }
 
-/** What {@link gather} does from byte `from` of the outputs on. */
-function gatherTail(scores: usize, visible: i32, value: usize, stride: usize, to: usize, from: usize, decay: f32): void {
-  for (let d = from; d < stride; d += 16) {
+/** What {@link gather} does from byte `from` of the outputs on, up to byte `end`. */
+function gatherTail(
+  scores: usize, visible: i32, value: usize, stride: usize, to: usize, from: usize, end: usize, decay: f32,
+): void {
+  for (let d = from; d < end; d += 16) {
     let a = f32x4.mul(v128.load(to + d), f32x4.splat(decay));
     let v = value + d;
     for (let j = 0; j < visible; j++) {

@@ -1,16 +1,16 @@
 // F32, F16 and BF16 weights times f32 rows. A group holds column after column of four rows; eight partial sums take the
 // columns in turn and are added in one fixed order, so the bits do not depend on how many rows there are.
 
-import { F16_BIAS, F16_LEAST, F16_MAGNITUDE, F16_TINY, f16Lanes } from './lanes';
+import { F16_BIAS, F16_KNEE, F16_MAGNITUDE, F16_TINY, f16Lanes } from './lanes';
 
 /** Four rows of one column. u32: F32; u16: F16; i16: BF16. */
 // @ts-ignore: decorator
 @inline
-function loadColumn<Format>(at: usize, magnitude: v128, least: v128, bias: v128, tiny: v128): v128 {
+function loadColumn<Format>(at: usize, magnitude: v128, bias: v128, knee: v128, tiny: v128): v128 {
   if (sizeof<Format>() == 4) return v128.load(at);
   const half = v128.load_ext<u16>(at);
   if (isSigned<Format>()) return i32x4.shl(half, 16);
-  return f16Lanes(half, magnitude, least, bias, tiny);
+  return f16Lanes(half, magnitude, bias, knee, tiny);
 }
 
 // @ts-ignore: decorator
@@ -18,8 +18,8 @@ function loadColumn<Format>(at: usize, magnitude: v128, least: v128, bias: v128,
 function groupDot<Format>(weight: usize, columns: i32, x: usize): v128 {
   const step: usize = 4 * sizeof<Format>();
   const magnitude = i32x4.splat(F16_MAGNITUDE);
-  const least = i32x4.splat(F16_LEAST);
   const bias = i32x4.splat(F16_BIAS);
+  const knee = f32x4.splat(F16_KNEE);
   const tiny = f32x4.splat(F16_TINY);
   let s0 = f32x4.splat(0);
   let s1 = f32x4.splat(0);
@@ -31,19 +31,19 @@ function groupDot<Format>(weight: usize, columns: i32, x: usize): v128 {
   let s7 = f32x4.splat(0);
   let column = 0;
   for (; column + 8 <= columns; column += 8) {
-    s0 = f32x4.add(s0, f32x4.mul(loadColumn<Format>(weight, magnitude, least, bias, tiny), v128.load32_splat(x)));
-    s1 = f32x4.add(s1, f32x4.mul(loadColumn<Format>(weight + step, magnitude, least, bias, tiny), v128.load32_splat(x, 4)));
-    s2 = f32x4.add(s2, f32x4.mul(loadColumn<Format>(weight + 2 * step, magnitude, least, bias, tiny), v128.load32_splat(x, 8)));
-    s3 = f32x4.add(s3, f32x4.mul(loadColumn<Format>(weight + 3 * step, magnitude, least, bias, tiny), v128.load32_splat(x, 12)));
-    s4 = f32x4.add(s4, f32x4.mul(loadColumn<Format>(weight + 4 * step, magnitude, least, bias, tiny), v128.load32_splat(x, 16)));
-    s5 = f32x4.add(s5, f32x4.mul(loadColumn<Format>(weight + 5 * step, magnitude, least, bias, tiny), v128.load32_splat(x, 20)));
-    s6 = f32x4.add(s6, f32x4.mul(loadColumn<Format>(weight + 6 * step, magnitude, least, bias, tiny), v128.load32_splat(x, 24)));
-    s7 = f32x4.add(s7, f32x4.mul(loadColumn<Format>(weight + 7 * step, magnitude, least, bias, tiny), v128.load32_splat(x, 28)));
+    s0 = f32x4.add(s0, f32x4.mul(loadColumn<Format>(weight, magnitude, bias, knee, tiny), v128.load32_splat(x)));
+    s1 = f32x4.add(s1, f32x4.mul(loadColumn<Format>(weight + step, magnitude, bias, knee, tiny), v128.load32_splat(x, 4)));
+    s2 = f32x4.add(s2, f32x4.mul(loadColumn<Format>(weight + 2 * step, magnitude, bias, knee, tiny), v128.load32_splat(x, 8)));
+    s3 = f32x4.add(s3, f32x4.mul(loadColumn<Format>(weight + 3 * step, magnitude, bias, knee, tiny), v128.load32_splat(x, 12)));
+    s4 = f32x4.add(s4, f32x4.mul(loadColumn<Format>(weight + 4 * step, magnitude, bias, knee, tiny), v128.load32_splat(x, 16)));
+    s5 = f32x4.add(s5, f32x4.mul(loadColumn<Format>(weight + 5 * step, magnitude, bias, knee, tiny), v128.load32_splat(x, 20)));
+    s6 = f32x4.add(s6, f32x4.mul(loadColumn<Format>(weight + 6 * step, magnitude, bias, knee, tiny), v128.load32_splat(x, 24)));
+    s7 = f32x4.add(s7, f32x4.mul(loadColumn<Format>(weight + 7 * step, magnitude, bias, knee, tiny), v128.load32_splat(x, 28)));
     weight += 8 * step;
     x += 32;
   }
   for (; column < columns; column++) {
-    s0 = f32x4.add(s0, f32x4.mul(loadColumn<Format>(weight, magnitude, least, bias, tiny), v128.load32_splat(x)));
+    s0 = f32x4.add(s0, f32x4.mul(loadColumn<Format>(weight, magnitude, bias, knee, tiny), v128.load32_splat(x)));
     weight += step;
     x += 4;
   }
@@ -82,7 +82,7 @@ export function matmulFloat(
 @inline
 function halfOf(bits: u16): v128 {
   return f16Lanes(
-    i32x4.splat(<i32>bits), i32x4.splat(F16_MAGNITUDE), i32x4.splat(F16_LEAST), i32x4.splat(F16_BIAS), f32x4.splat(F16_TINY),
+    i32x4.splat(<i32>bits), i32x4.splat(F16_MAGNITUDE), i32x4.splat(F16_BIAS), f32x4.splat(F16_KNEE), f32x4.splat(F16_TINY),
   );
 }
 

@@ -6,7 +6,7 @@ export { decodeRowFloat, matmulFloat } from './float';
 export { clampedSwiglu, gate, geluMul, scale, siluMul, softcap } from './gating';
 export { interleave } from './interleave';
 export {
-  F16_BIAS, F16_BITS, F16_EXPONENT, F16_LEAST, F16_MAGNITUDE, F16_SCALE, F16_TINY, HIGH_PAIR, NIBBLE,
+  F16_BIAS, F16_BITS, F16_EXPONENT, F16_KNEE, F16_MAGNITUDE, F16_SCALE, F16_TINY, HIGH_PAIR, NIBBLE,
 } from './lanes';
 export { decodeRow, matmul } from './matmul';
 export { route, sortPairs } from './routing';

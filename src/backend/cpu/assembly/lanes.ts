@@ -1,4 +1,7 @@
 // Small vector helpers that every kernel shares. A weight group is four rows side by side: lane r of a vector is row r.
+//
+// `DOT_SUM` is a constant that the build gives: 1 in the one for processors that multiply four pairs of bytes and add the
+// products to a sum in one instruction, else 0.
 
 /**
  * 15 and 48 where the compiler cannot see it: a constant vector is made anew at each use (three instructions), a value
@@ -6,6 +9,13 @@
  */
 export let NIBBLE: i32 = 15;
 export let HIGH_PAIR: i32 = 48;
+
+/** A constant vector as such a value. */
+// @ts-ignore: decorator
+@inline
+export function kept(constant: v128): v128 {
+  return v128.xor(constant, i32x4.splat(NIBBLE ^ 15));
+}
 
 /** One lane of a vector, four times. */
 // @ts-ignore: decorator
@@ -18,17 +28,6 @@ export function lane0(v: v128): v128 {
 export function lane1(v: v128): v128 {
   return i32x4.shuffle(v, v, 1, 1, 1, 1);
 }
-// @ts-ignore: decorator
-@inline
-export function lane2(v: v128): v128 {
-  return i32x4.shuffle(v, v, 2, 2, 2, 2);
-}
-// @ts-ignore: decorator
-@inline
-export function lane3(v: v128): v128 {
-  return i32x4.shuffle(v, v, 3, 3, 3, 3);
-}
-
 /**
  * Sixteen products, added in adjacent pairs: eight i16. `a` holds signed bytes of -127…127, `w` bytes of 0…127, so no sum
  * saturates, and the relaxed instruction means the same everywhere.
@@ -45,6 +44,16 @@ export function dotPairs(a: v128, w: v128): v128 {
   );
 }
 
+/**
+ * sum + four products a lane, in i32, of bytes as {@link dotPairs} takes them. For the build `DOT_SUM` alone: where this is no
+ * single instruction, it takes more of them than {@link dotPairs} and an addition.
+ */
+// @ts-ignore: decorator
+@inline
+export function dotSum(sum: v128, a: v128, w: v128): v128 {
+  return i32x4.relaxed_dot_i8x16_i7x16_add_s(a, w, sum);
+}
+
 /** Eight i16 → four i32, adjacent pairs added. */
 // @ts-ignore: decorator
 @inline
@@ -54,31 +63,31 @@ export function widen(sums: v128): v128 {
 
 /** The constants of an f16 conversion; see {@link NIBBLE}. */
 export let F16_MAGNITUDE: i32 = 0x7fff;
-export let F16_LEAST: i32 = 0x0400;
-export let F16_BIAS: i32 = 0x38000000; // 112 in an f32's exponent
-export let F16_TINY: f32 = 5.9604644775390625e-8; // 2^-24
+export let F16_BIAS: i32 = 0x70000000; // 224 in an f32's exponent
+export let F16_KNEE: f32 = reinterpret<f32>(0x70800000); // 2^98
+export let F16_TINY: f32 = reinterpret<f32>(0x07800000); // 2^-112
 
 /**
- * Four f16 in the low halves of four lanes → f32; infinities become NaN, since neither is a weight. Subnormals, which the
- * scales of real models often are, go by way of integers: a multiplication of f32 subnormals takes many times as long.
+ * Four f16 in the low halves of four lanes → f32; infinities become NaN, since neither is a weight. With 224 added to its
+ * exponent a number is 2^112 times as large, where f32 has infinities and NaN at the same exponent as f16. A subnormal
+ * m · 2^-24 comes out as x = 2^97 + m · 2^87 for m · 2^88 = 2x - 2^98, which is less than x there and not less elsewhere: so no
+ * f32 subnormals, which take many times as long, though the scales of real models are often f16 subnormals.
  * `magnitude` … `tiny` are the constants above, four times each, made once by the caller.
  */
 // @ts-ignore: decorator
 @inline
-export function f16Lanes(half: v128, magnitude: v128, least: v128, bias: v128, tiny: v128): v128 {
-  const m = v128.and(half, magnitude);
-  const normal = i32x4.add(i32x4.shl(m, 13), bias);
-  const subnormal = f32x4.mul(f32x4.convert_i32x4_s(m), tiny);
-  const value = v128.bitselect(subnormal, normal, i32x4.shr_s(i32x4.sub(m, least), 31));
-  const special = i32x4.shr_u(i32x4.shr_s(i32x4.shl(i32x4.add(m, least), 16), 31), 1);
-  return v128.or(v128.or(value, special), i32x4.shl(i32x4.shr_u(half, 15), 31));
+export function f16Lanes(half: v128, magnitude: v128, bias: v128, knee: v128, tiny: v128): v128 {
+  const x = i32x4.add(i32x4.shl(v128.and(half, magnitude), 13), bias);
+  const large = f32x4.pmin(f32x4.sub(f32x4.add(x, x), knee), x);
+  const value = f32x4.add(f32x4.mul(large, tiny), f32x4.mul(large, f32x4.splat(0)));
+  return v128.or(value, i32x4.shl(i32x4.shr_u(half, 15), 31));
 }
 
 /** Four consecutive f16 in memory → f32. */
 // @ts-ignore: decorator
 @inline
-export function loadF16Lanes(pointer: usize, magnitude: v128, least: v128, bias: v128, tiny: v128): v128 {
-  return f16Lanes(v128.load_ext<u16>(pointer), magnitude, least, bias, tiny);
+export function loadF16Lanes(pointer: usize, magnitude: v128, bias: v128, knee: v128, tiny: v128): v128 {
+  return f16Lanes(v128.load_ext<u16>(pointer), magnitude, bias, knee, tiny);
 }
 
 /** The same where it is rare. */
@@ -86,7 +95,7 @@ export function loadF16Lanes(pointer: usize, magnitude: v128, least: v128, bias:
 @inline
 export function loadF16(pointer: usize, offset: usize = 0): v128 {
   return loadF16Lanes(
-    pointer + offset, i32x4.splat(F16_MAGNITUDE), i32x4.splat(F16_LEAST), i32x4.splat(F16_BIAS), f32x4.splat(F16_TINY),
+    pointer + offset, i32x4.splat(F16_MAGNITUDE), i32x4.splat(F16_BIAS), f32x4.splat(F16_KNEE), f32x4.splat(F16_TINY),
   );
 }
 
@@ -174,4 +183,8 @@ export function silu4(x: v128): v128 {
 
 /** Bytes of 32 encoded activations; see `activations.ts`. */
 export const INT8_BLOCK: usize = 48;
+/** In such a block: d, d·Σ, and the sums of its halves. */
+export const FACTOR: usize = 32;
+export const FACTOR_SUM: usize = 36;
+export const HALF_SUMS: usize = 40;
 export const INT16_BLOCK: usize = 80;

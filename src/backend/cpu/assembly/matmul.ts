@@ -1,8 +1,8 @@
 // Block formats times quantised rows: output[t][r] = Σ weight[r]·x[t] for the four rows of each group, many groups at once.
 
+import { isDirect, matmulDirect } from './direct/index';
 import { blockOf, dotTile } from './dot';
 import { INT16_BLOCK, INT8_BLOCK } from './lanes';
-import { stepQ4K, stepQ4_1, stepQ6K, stepQ8_0 } from './step';
 import { blockBytes, decodeTiles, kindOf, tilesOf } from './tiles/index';
 import { TILE } from './tiles/tile';
 
@@ -18,13 +18,8 @@ export function matmul(
 ): void {
   const tiles = columns >> 5;
   const groupBytes = (<usize>tiles / <usize>tilesOf(format)) * blockBytes(format);
-  if (rows == 1) {
-    const row = xIndex ? x + <usize>load<u32>(xIndex) * xStride : x;
-    const to = outIndex ? out + <usize>load<u32>(outIndex) * outStride : out;
-    if (format == 7) return stepQ4K(weight, groups, groupBytes, tiles, row, to);
-    if (format == 9) return stepQ6K(weight, groups, groupBytes, tiles, row, to);
-    if (format == 1) return stepQ4_1(weight, groups, groupBytes, tiles, row, to);
-    if (format == 4) return stepQ8_0(weight, groups, groupBytes, tiles, row, to);
+  if (isDirect(format)) {
+    return matmulDirect(format, weight, columns, groups, groupBytes, x, xStride, xIndex, rows, out, outStride, outIndex);
   }
   const sums = scratch + 8 * TILE;
   const kind = kindOf(format);

@@ -12,7 +12,7 @@ import type { Arena, KernelCall, RunningTask, WorkerView } from '../task.ts';
 import { rowOf } from './rowwise.ts';
 import { f16Tolerance, f32Tolerance } from './tolerances.ts';
 
-/** Query vectors a unit takes at most: they share the keys and values of a page. */
+/** Query vectors a unit takes at most: they share the keys and values of a page. Query heads beyond that are other units. */
 const UNIT_QUERIES = 32;
 
 export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map(
@@ -21,7 +21,13 @@ export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map(
     device: 'cpu',
     operation: 'attention',
     modes: ['prompt', 'step'],
-    serves: ['a window of attention', 'chunks of attention', 'attention sinks', 'attention temperature'],
+    serves: [
+      'a window of attention',
+      'chunks of attention',
+      'attention sinks',
+      'attention temperature',
+      'values that are the beginnings of their keys',
+    ],
     tolerance: cache === 'f16' ? f16Tolerance : f32Tolerance,
     accepts(request) {
       const { headDim, valueDim, heads, kvHeads } = request.operation as AttentionOperation;
@@ -30,8 +36,6 @@ export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map(
         return `needs heads in multiples of 4, found ${headDim} for keys and ${valueDim} for values`;
       }
       if (heads % kvHeads !== 0) return `needs query heads in multiples of key heads, found ${heads} and ${kvHeads}`;
-      if (heads / kvHeads > UNIT_QUERIES)
-        return `takes up to ${UNIT_QUERIES} query heads a key head, found ${heads / kvHeads}`;
       return true;
     },
     emit(made, builder) {
@@ -42,14 +46,14 @@ export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map(
       builder.declareValue(output, width);
       builder.emit({
         space: 'rows',
-        reads: [key, value],
+        reads: value === undefined ? [key] : [key, value],
         writes: ['cache'],
         cacheLayer: layer,
         scratch: Math.max(headDim, valueDim) * 4,
         make: (at) => ({
           kind: 'store',
           key: at.value(key),
-          value: at.value(value),
+          value: value === undefined ? undefined : at.value(value),
           cache: at.cache(layer),
           step: at.step,
           kvHeads,
@@ -77,6 +81,7 @@ export const attentionRows: readonly CpuRow[] = (['f16', 'f32'] as const).map(
           kvHeads,
           headDim,
           valueDim,
+          joint: value === undefined,
           scale,
           reach,
           temperature,
@@ -99,6 +104,8 @@ interface AttendTask extends Task {
   readonly kvHeads: number;
   readonly headDim: number;
   readonly valueDim: number;
+  /** Whether values are the beginnings of their keys. */
+  readonly joint: boolean;
   readonly scale: number;
   readonly reach?: ReachSpec;
   readonly temperature?: TemperatureSpec;
@@ -112,7 +119,7 @@ interface AttendTask extends Task {
 export function makeStore(data: Task, worker: WorkerView): RunningTask {
   const task = data as Task & {
     readonly key: Place;
-    readonly value: Place;
+    readonly value: Place | undefined;
     readonly cache: CachePlace;
     readonly step: StepPlaces;
     readonly kvHeads: number;
@@ -146,23 +153,27 @@ export function makeStore(data: Task, worker: WorkerView): RunningTask {
       const slot = position % PAGE_ROWS;
       const { keys, values, keyPageBytes, valuePageBytes } = task.cache;
       put(rowOf(task.key, row), keys + page * keyPageBytes, slot, task.headDim);
-      put(rowOf(task.value, row), values + page * valuePageBytes, slot, task.valueDim);
+      if (task.value !== undefined) put(rowOf(task.value, row), values + page * valuePageBytes, slot, task.valueDim);
     },
   };
 }
 
 /**
- * A unit is one key head and its query heads, for as many neighbouring rows of one sequence as fit; a step's rows are
- * taken one by one. A query's arithmetic depends on what it sees itself only, so the cut changes no bit.
+ * A unit is one key head and its query heads, for as many neighbouring rows of one sequence as fit; a step's rows are taken one
+ * by one. Query heads are cut further where they do not fit, and where there are fewer units than workers: latents have one
+ * key head. A query's arithmetic depends on what it sees itself only, so the cut changes no bit.
  */
 export function makeAttend(data: Task, worker: WorkerView): RunningTask {
   const task = data as AttendTask;
   const { home } = worker;
   const arena = worker.arenas[task.cache.arena] as Arena;
   const attend = arena.kernels.attend as KernelCall;
-  const { heads, kvHeads, headDim, valueDim, scale, step, cache, reach, temperature, sinks } = task;
-  const perHead = heads / kvHeads;
-  const tile = Math.max(1, Math.floor(UNIT_QUERIES / perHead));
+  const { heads, kvHeads, headDim, valueDim, joint, scale, step, cache, reach, temperature, sinks } = task;
+  const group = heads / kvHeads;
+  const leastParts = Math.ceil(group / UNIT_QUERIES);
+  // Two queries share the loads of keys and values.
+  const mostParts = Math.max(leastParts, Math.ceil(group / 2));
+  const tile = Math.max(1, Math.floor(UNIT_QUERIES / group));
   const half = task.type === 'f16' ? 1 : 0;
   const element = half ? 2 : 4;
   const queriesAt = align16(arena.scratch);
@@ -172,11 +183,12 @@ export function makeAttend(data: Task, worker: WorkerView): RunningTask {
   const sinksAt = firstsAt + UNIT_QUERIES * 4;
   const pagesAt = sinksAt + UNIT_QUERIES * 4;
   const inside = align16(pagesAt + task.pagesBytes);
-  const runRows = (first: number, end: number, kvHead: number) => {
+  const [values, valuePageBytes] = joint ? [cache.keys, cache.keyPageBytes] : [cache.values, cache.valuePageBytes];
+  const runRows = (first: number, end: number, kvHead: number, firstHead: number, perHead: number) => {
     const bytes = perHead * headDim * 4;
     let query = 0;
     for (let row = first; row < end; row++) {
-      const from = rowOf(task.query, row) + kvHead * bytes;
+      const from = rowOf(task.query, row) + firstHead * headDim * 4;
       const to = queriesAt + (row - first) * bytes;
       arena.bytes.set(home.bytes.subarray(from, from + bytes), to);
       const visible = home.i32[step.limits / 4 + row] as number;
@@ -187,7 +199,7 @@ export function makeAttend(data: Task, worker: WorkerView): RunningTask {
       for (let head = 0; head < perHead; head++, query++) {
         arena.i32[limitsAt / 4 + query] = visible;
         arena.i32[firstsAt / 4 + query] = seenFrom;
-        if (sinks !== 0) arena.f32[sinksAt / 4 + query] = home.f32[sinks / 4 + kvHead * perHead + head] as number;
+        if (sinks !== 0) arena.f32[sinksAt / 4 + query] = home.f32[sinks / 4 + firstHead + head] as number;
       }
     }
     const start = step.pages + (home.i32[step.pageStart / 4 + first] as number) * 4;
@@ -203,8 +215,8 @@ export function makeAttend(data: Task, worker: WorkerView): RunningTask {
       pagesAt,
       cache.keys + kvHead * PAGE_ROWS * headDim * element,
       cache.keyPageBytes,
-      cache.values + kvHead * PAGE_ROWS * valueDim * element,
-      cache.valuePageBytes,
+      values + kvHead * PAGE_ROWS * (joint ? headDim : valueDim) * element,
+      valuePageBytes,
       headDim,
       valueDim,
       half,
@@ -214,20 +226,28 @@ export function makeAttend(data: Task, worker: WorkerView): RunningTask {
     const width = perHead * valueDim * 4;
     for (let row = first; row < end; row++) {
       const result = outAt + (row - first) * width;
-      home.bytes.set(arena.bytes.subarray(result, result + width), rowOf(task.output, row) + kvHead * width);
+      home.bytes.set(arena.bytes.subarray(result, result + width), rowOf(task.output, row) + firstHead * valueDim * 4);
     }
   };
   const tiles = () => Math.ceil(worker.step.rows / tile);
+  const parts = () => {
+    const idle = Math.ceil(worker.control.threads / (tiles() * kvHeads));
+    return Math.min(mostParts, Math.max(leastParts, idle));
+  };
   return {
-    units: () => tiles() * kvHeads,
+    units: () => tiles() * kvHeads * parts(),
     run(unit) {
       const kvHead = unit % kvHeads;
-      const first = Math.floor(unit / kvHeads) * tile;
+      const count = parts();
+      const part = Math.floor(unit / kvHeads) % count;
+      const first = Math.floor(unit / (kvHeads * count)) * tile;
+      const begin = Math.floor((group * part) / count);
+      const perHead = Math.floor((group * (part + 1)) / count) - begin;
       const end = Math.min(worker.step.rows, first + tile);
       const starts = step.pageStart / 4;
       for (let from = first, to = first + 1; from < end; from = to, to++) {
         while (to < end && home.i32[starts + to] === home.i32[starts + from]) to++;
-        runRows(from, to, kvHead);
+        runRows(from, to, kvHead, kvHead * group + begin, perHead);
       }
     },
   };

@@ -5,9 +5,11 @@ import type { Task } from '../program.ts';
 import type { RunningTask, WorkerView } from '../task.ts';
 import { makeAttend, makeStore } from './attention.ts';
 import { makeCombine, makeExpertsIn, makeExpertsOut, makeGatedIn, makeRoute, makeSortPairs } from './experts.ts';
+import { makeEncodeHeads, makeHeadLinear } from './head-linear.ts';
 import { makeLinear } from './linear.ts';
 import {
   makeAdd,
+  makeConcat,
   makeEmbed,
   makeEncode,
   makeGate,
@@ -24,6 +26,8 @@ const makers: Readonly<Record<string, (task: Task, worker: WorkerView) => Runnin
   norm: makeNorm,
   encode: makeEncode,
   linear: makeLinear,
+  encodeHeads: makeEncodeHeads,
+  headLinear: makeHeadLinear,
   rope: makeRope,
   store: makeStore,
   attend: makeAttend,
@@ -31,6 +35,7 @@ const makers: Readonly<Record<string, (task: Task, worker: WorkerView) => Runnin
   gate: makeGate,
   scale: makeScale,
   add: makeAdd,
+  concat: makeConcat,
   route: makeRoute,
   sortPairs: makeSortPairs,
   gatedIn: makeGatedIn,

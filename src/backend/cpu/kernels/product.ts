@@ -11,9 +11,9 @@ import type { Arena, KernelCall, WorkerView } from '../task.ts';
 /** Bytes of the tiles at the start of scratch; see `assembly/tiles/tile.ts`. */
 const TILES_BYTES = 8 * 192;
 
-/** Scratch for products whose input rows are `xStride` bytes, in units of so many groups, in any arena. */
-export function productScratch(xStride: number, unitGroups = UNIT_GROUPS): number {
-  return TILES_BYTES + ROW_BLOCK * (16 + xStride + unitGroups * 16);
+/** Scratch for products that read `xBytes` bytes of a row, in units of so many groups, in any arena. */
+export function productScratch(xBytes: number, unitGroups = UNIT_GROUPS): number {
+  return TILES_BYTES + ROW_BLOCK * (16 + xBytes + unitGroups * 16);
 }
 
 export interface ProductRequest {
@@ -42,10 +42,18 @@ export class Product {
   readonly #format: CpuFormat;
   readonly #columns: number;
   readonly #xStride: number;
+  readonly #xBytes: number;
 
+  /** @param options.xBytes what is read of a row; all of it if it is not said */
   constructor(
     worker: WorkerView,
-    options: { readonly arena: number; readonly format: FormatId; readonly columns: number; readonly xStride: number },
+    options: {
+      readonly arena: number;
+      readonly format: FormatId;
+      readonly columns: number;
+      readonly xStride: number;
+      readonly xBytes?: number;
+    },
   ) {
     this.#worker = worker;
     this.#arena = worker.arenas[options.arena] as Arena;
@@ -53,6 +61,7 @@ export class Product {
     this.#format = cpuFormat(options.format) as CpuFormat;
     this.#columns = options.columns;
     this.#xStride = options.xStride;
+    this.#xBytes = options.xBytes ?? options.xStride;
     this.groupBytes = groupBytes(options.format, options.columns);
   }
 
@@ -67,7 +76,7 @@ export class Product {
       if (this.#away) {
         this.#multiplyAway(request, rows, from, index, to, toIndex, request.key * 64 + first / ROW_BLOCK);
       } else {
-        this.#call(request.weight, request.groups, from, index, rows, to, outStride, toIndex);
+        this.#call(request.weight, request.groups, from, this.#xStride, index, rows, to, outStride, toIndex);
       }
     }
   }
@@ -76,6 +85,7 @@ export class Product {
     weight: number,
     groups: number,
     x: number,
+    xStride: number,
     xIndex: number,
     rows: number,
     out: number,
@@ -91,7 +101,7 @@ export class Product {
         this.#columns,
         groups,
         x,
-        this.#xStride,
+        xStride,
         xIndex,
         rows,
         out,
@@ -106,7 +116,7 @@ export class Product {
         this.#columns,
         groups,
         x,
-        this.#xStride,
+        xStride,
         xIndex,
         rows,
         out,
@@ -127,26 +137,23 @@ export class Product {
   ): void {
     const { home, serial } = this.#worker;
     const { bytes, scratch, brought } = this.#arena;
-    const stride = this.#xStride;
+    const width = this.#xBytes;
     const inside = scratch + TILES_BYTES + ROW_BLOCK * 16;
-    const result = inside + ROW_BLOCK * stride;
+    const result = inside + ROW_BLOCK * width;
     // Other products of the worker bring theirs to the same place.
     if (brought.serial !== serial || brought.from !== x || brought.key !== key) {
       for (let row = 0; row < rows; row++) {
         const number = xIndex === 0 ? row : (home.i32[xIndex / 4 + row] as number);
-        const from = x + number * stride;
-        bytes.set(home.bytes.subarray(from, from + stride), inside + row * stride);
+        const from = x + number * this.#xStride;
+        bytes.set(home.bytes.subarray(from, from + width), inside + row * width);
       }
       this.#arena.brought = { serial, from: x, key };
     }
-    const width = request.groups * 16;
-    this.#call(request.weight, request.groups, inside, 0, rows, result, width, 0);
+    const made = request.groups * 16;
+    this.#call(request.weight, request.groups, inside, width, 0, rows, result, made, 0);
     for (let row = 0; row < rows; row++) {
       const number = outIndex === 0 ? row : (home.i32[outIndex / 4 + row] as number);
-      home.bytes.set(
-        bytes.subarray(result + row * width, result + (row + 1) * width),
-        out + number * request.outStride,
-      );
+      home.bytes.set(bytes.subarray(result + row * made, result + (row + 1) * made), out + number * request.outStride);
     }
   }
 }

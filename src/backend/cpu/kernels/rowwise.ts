@@ -3,6 +3,7 @@
 import type { Demand } from '../../../model/demands.ts';
 import type {
   AddOperation,
+  ConcatOperation,
   EmbedOperation,
   GateOperation,
   GluOperation,
@@ -100,8 +101,8 @@ export const rowwiseRows: readonly CpuRow[] = [
   }),
   rowwise<NormOperation>({
     operation: 'norm',
-    serves: ['norms without weights'],
-    emit({ input, weight, output, epsilon, group, layer }, builder) {
+    serves: ['norms without weights', 'a norm of part of a row'],
+    emit({ input, weight, output, epsilon, group, rest = 0, layer, mtp }, builder) {
       const width = builder.width(output);
       builder.emit({
         space: 'rows',
@@ -114,16 +115,18 @@ export const rowwiseRows: readonly CpuRow[] = [
           weight: weight === undefined ? 0 : at.weight(weight).offset,
           epsilon,
           group,
-          groups: width / group,
+          groups: (width - rest) / group,
+          rest,
           // The norm that opens a layer, or follows the last one, finds what came before it.
-          blame: weight === 'finalNorm' || weight?.endsWith('.attention.norm') ? layer - 1 : layer,
+          blame: mtp !== true && (weight === 'finalNorm' || weight?.endsWith('.attention.norm')) ? layer - 1 : layer,
         }),
       });
     },
   }),
   rowwise<RopeOperation>({
     operation: 'rope',
-    emit({ input, output, headDim, rope }, builder) {
+    serves: ['a rotation of the end of a head'],
+    emit({ input, output, headDim, rope, from = 0 }, builder) {
       const heads = builder.width(output) / headDim;
       builder.emit({
         space: 'rows',
@@ -135,6 +138,7 @@ export const rowwiseRows: readonly CpuRow[] = [
           output: at.value(output),
           heads,
           headDim,
+          from,
           half: rope.pairing === 'half',
           table: at.rope(rope),
           positions: at.step.positions,
@@ -184,7 +188,8 @@ export const rowwiseRows: readonly CpuRow[] = [
   }),
   rowwise<ScaleOperation>({
     operation: 'scale',
-    emit({ input, factor, weight, output }, builder) {
+    serves: ['a scale on part of a row'],
+    emit({ input, factor, weight, rest = 0, output }, builder) {
       const width = builder.width(output);
       builder.emit({
         space: 'rows',
@@ -196,7 +201,8 @@ export const rowwiseRows: readonly CpuRow[] = [
           output: at.value(output),
           factor,
           weight: weight === undefined ? 0 : at.weight(weight).offset,
-          width,
+          width: width - rest,
+          rest,
         }),
       });
     },
@@ -210,6 +216,18 @@ export const rowwiseRows: readonly CpuRow[] = [
         reads: [left, right],
         writes: [output],
         make: (at) => ({ kind: 'add', left: at.value(left), right: at.value(right), output: at.value(output), width }),
+      });
+    },
+  }),
+  rowwise<ConcatOperation>({
+    operation: 'concat',
+    emit({ left, right, output }, builder) {
+      const bytes = [builder.width(left) * 4, builder.width(right) * 4];
+      builder.emit({
+        space: 'rows',
+        reads: [left, right],
+        writes: [output],
+        make: (at) => ({ kind: 'concat', parts: [at.value(left), at.value(right)], bytes, output: at.value(output) }),
       });
     },
   }),
@@ -263,9 +281,12 @@ export function makeNorm(data: Task, worker: WorkerView): RunningTask {
     readonly epsilon: number;
     readonly group: number;
     readonly groups: number;
+    /** Elements behind the groups. */
+    readonly rest: number;
     readonly blame: number;
   };
-  const rmsNorm = worker.home.kernels.rmsNorm as KernelCall;
+  const { bytes, kernels } = worker.home;
+  const rmsNorm = kernels.rmsNorm as KernelCall;
   // One weight for every group (a norm of each head), or the whole row at once.
   return perRow((row) => {
     let from = task.input.offset + row * task.input.stride;
@@ -276,6 +297,7 @@ export function makeNorm(data: Task, worker: WorkerView): RunningTask {
       from += task.group * 4;
       to += task.group * 4;
     }
+    if (task.rest > 0) bytes.copyWithin(to, from, from + task.rest * 4);
   });
 }
 
@@ -285,6 +307,7 @@ export function makeRope(data: Task, worker: WorkerView): RunningTask {
     readonly output: Place;
     readonly heads: number;
     readonly headDim: number;
+    readonly from: number;
     readonly half: boolean;
     readonly table: RopePlace;
     readonly positions: number;
@@ -300,6 +323,7 @@ export function makeRope(data: Task, worker: WorkerView): RunningTask {
       offset + position * pairs * 8,
       task.heads,
       task.headDim,
+      task.from,
       pairs,
       task.half ? 1 : 0,
     );
@@ -345,13 +369,17 @@ export function makeScale(data: Task, worker: WorkerView): RunningTask {
     /** Address of one number more, or 0. */
     readonly weight: number;
     readonly width: number;
+    /** Elements behind those that are multiplied. */
+    readonly rest: number;
   };
-  const { factor, weight, width } = task;
-  const { f32, kernels } = worker.home;
+  const { factor, weight, width, rest } = task;
+  const { bytes, f32, kernels } = worker.home;
   const scale = kernels.scale as KernelCall;
   return perRow((row) => {
     const own = weight === 0 ? 1 : (f32[weight / 4] as number);
-    scale(rowOf(task.input, row), rowOf(task.output, row), factor * own, width);
+    const [from, to] = [rowOf(task.input, row), rowOf(task.output, row)];
+    scale(from, to, factor * own, width);
+    if (rest > 0) bytes.copyWithin(to + width * 4, from + width * 4, from + (width + rest) * 4);
   });
 }
 
@@ -365,6 +393,24 @@ export function makeAdd(data: Task, worker: WorkerView): RunningTask {
   const add = worker.home.kernels.add as KernelCall;
   return perRow((row) => {
     add(rowOf(task.left, row), rowOf(task.right, row), rowOf(task.output, row), task.width);
+  });
+}
+
+export function makeConcat(data: Task, worker: WorkerView): RunningTask {
+  const task = data as Task & {
+    readonly parts: readonly Place[];
+    readonly bytes: readonly number[];
+    readonly output: Place;
+  };
+  const { bytes } = worker.home;
+  return perRow((row) => {
+    let to = rowOf(task.output, row);
+    for (const [index, part] of task.parts.entries()) {
+      const from = rowOf(part, row);
+      const length = task.bytes[index] as number;
+      bytes.copyWithin(to, from, from + length);
+      to += length;
+    }
   });
 }
 

@@ -84,6 +84,7 @@ function emitExperts(operation: ExpertsOperation, builder: Builder): void {
         epsilon: norm.epsilon,
         group: width,
         groups: 1,
+        rest: 0,
         blame: layer,
       }),
     });

@@ -20,17 +20,25 @@ export function fourOf(type: CacheType): string {
   return type === 'f32' ? 'vec4u' : 'vec2u';
 }
 
-/** Binds a layer's keys and values as `keys` and `values` for `keyAt` and `valueAt` of {@link cacheReaders}. */
-export function cacheBindings(layer: number, type: CacheType): readonly Bound[] {
-  return (['keys', 'values'] as const).map((part) => [
-    { kind: 'cache', layer, part, access: 'read' },
-    part,
-    readAs[type],
-  ]);
+/** Whether values are the beginnings of their keys, so that there is one cache for both. */
+function isJoint({ value }: AttentionOperation): boolean {
+  return value === undefined;
+}
+
+/** Binds a layer's keys and values for `keyAt` and `valueAt` of {@link cacheReaders}. */
+export function cacheBindings(operation: AttentionOperation, type: CacheType): readonly Bound[] {
+  const parts = isJoint(operation) ? (['keys'] as const) : (['keys', 'values'] as const);
+  const { layer } = operation;
+  return parts.map((part) => [{ kind: 'cache', layer, part, access: 'read' }, part, readAs[type]]);
+}
+
+/** Fours from one value of the cache to the next. */
+export function valuePitch(operation: AttentionOperation): number {
+  return (isJoint(operation) ? operation.headDim : operation.valueDim) / 4;
 }
 
 /** WGSL of `keyAt(i)` and `valueAt(i)`: the four elements from element 4·i on, as f32. */
-export function cacheReaders(type: CacheType): string {
+export function cacheReaders(operation: AttentionOperation, type: CacheType): string {
   const read = (name: string, part: string) =>
     type === 'f32'
       ? `fn ${name}(i: u32) -> vec4f { return ${part}[i]; }`
@@ -38,7 +46,7 @@ export function cacheReaders(type: CacheType): string {
   let words = ${part}[i];
   return vec4f(unpack2x16float(words.x), unpack2x16float(words.y));
 }`;
-  return `${read('keyAt', 'keys')}\n${read('valueAt', 'values')}`;
+  return `${read('keyAt', 'keys')}\n${read('valueAt', isJoint(operation) ? 'keys' : 'values')}`;
 }
 
 /**
@@ -66,20 +74,26 @@ export function encodeFour(type: CacheType): string {
   return encoders[type];
 }
 
-/** Writes every row's keys and values to its page; a thread takes four elements. */
+/** Writes every row's keys, and values that are beside them, to its page; a thread takes four elements. */
 export function storeDispatch(operation: AttentionOperation, builder: Builder): Dispatch {
   const { layer, key, value, kvHeads, headDim, valueDim } = operation;
   const type = builder.cacheType;
   const target = fourOf(type);
+  const beside: readonly Bound[] =
+    value === undefined
+      ? []
+      : [
+          [readValue(value), 'value', 'vec4f'],
+          [{ kind: 'cache', layer, part: 'values', access: 'write' }, 'values', target],
+        ];
   const { text, bindings } = declare([
     [readValue(key), 'key', 'vec4f'],
-    [readValue(value), 'value', 'vec4f'],
     [{ kind: 'cache', layer, part: 'keys', access: 'write' }, 'keys', target],
-    [{ kind: 'cache', layer, part: 'values', access: 'write' }, 'values', target],
+    ...beside,
     STEP,
   ]);
   const keyFours = (kvHeads * headDim) / 4;
-  const valueFours = (kvHeads * valueDim) / 4;
+  const valueFours = value === undefined ? 0 : (kvHeads * valueDim) / 4;
   const { rows, positions, pageStarts, pages } = builder.step;
   const place = (fours: number) =>
     `((page * ${kvHeads}u + i / ${fours}u) * ${PAGE_ROWS}u + slot) * ${fours}u + i % ${fours}u`;
@@ -99,9 +113,13 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
   if (id.x < ${keyFours}u) {
     let i = id.x;
     keys[${place(headDim / 4)}] = encode(key[row * ${keyFours}u + i]);
-  } else {
+  }${
+    valueFours === 0
+      ? ''
+      : ` else {
     let i = id.x - ${keyFours}u;
     values[${place(valueDim / 4)}] = encode(value[row * ${valueFours}u + i]);
+  }`
   }
 }
 `,

@@ -7,7 +7,7 @@
 import type { AttentionOperation } from '../../../model/graph.ts';
 import { PAGE_ROWS } from '../../backend.ts';
 import type { Builder, Dispatch } from '../builder.ts';
-import { cacheBindings, cacheReaders } from './attention-cache.ts';
+import { cacheBindings, cacheReaders, valuePitch } from './attention-cache.ts';
 import { declare, f32Literal, LEAST, readValue, STEP, writeValue } from './snippets.ts';
 
 const THREADS = 128;
@@ -24,22 +24,31 @@ const parts = ['x', 'y', 'z', 'w'] as const;
 const each = (count: number, line: (i: number) => string) =>
   Array.from({ length: count }, (_, i) => line(i)).join('\n');
 
+/** The most of a key head's query heads that share a tile, so that all tiles have as many. */
+function headsOfTile(group: number): number {
+  let heads = Math.min(group, QUERIES);
+  while (group % heads !== 0) heads--;
+  return heads;
+}
+
 /**
- * A workgroup takes one key head and as many neighbouring rows as fit a tile. Rows of one sequence after each other are a
+ * A workgroup takes one key head, some of its query heads and as many neighbouring rows as fit a tile. Rows of one sequence after each other are a
  * segment; each segment is a pass of its own over all of the tile, of which only the segment's own rows are kept.
  */
 export function promptDispatch(operation: AttentionOperation, builder: Builder): Dispatch {
   const { layer, query, output, heads, kvHeads, headDim, valueDim, scale } = operation;
   const group = heads / kvHeads;
-  const tileRows = Math.floor(QUERIES / group);
-  const used = tileRows * group;
+  const tileHeads = headsOfTile(group);
+  const headTiles = group / tileHeads;
+  const tileRows = Math.floor(QUERIES / tileHeads);
+  const used = tileRows * tileHeads;
   const keyFours = headDim / 4;
   const valueFours = valueDim / 4;
   /** Fours of a value that a thread has. */
   const columns = Math.ceil(valueFours / KEY_THREADS);
   const { text, bindings } = declare([
     [readValue(query), 'query', 'vec4f'],
-    ...cacheBindings(layer, builder.cacheType),
+    ...cacheBindings(operation, builder.cacheType),
     [writeValue(output), 'output', 'vec4f'],
     STEP,
   ]);
@@ -71,7 +80,7 @@ ${each(4, (q) => `        mixed${q}_${c} = fma(vec4f(weight${q}.${parts[p]}), va
     label: `layers.${layer}.attention prompt`,
     bindings,
     code: `${text}
-${cacheReaders(builder.cacheType)}
+${cacheReaders(operation, builder.cacheType)}
 var<workgroup> queries: array<vec4f, ${QUERIES * PITCH}>;
 // Key 4i + j of the page stands at ${KEY_THREADS}j + i.
 var<workgroup> keys4: array<vec4f, ${PAGE_ROWS * PITCH}>;
@@ -90,12 +99,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
   // The last rows see the most: they begin first.
   let firstRow = (tiles - 1u - workgroup.y) * ${tileRows}u;
   let endRow = min(firstRow + ${tileRows}u, rows);
-  let kvHead = workgroup.x;
+  let kvHead = workgroup.x / ${headTiles}u;
+  let firstHead = workgroup.x * ${tileHeads}u;
   let firstQuery = thread / ${KEY_THREADS}u * 4u;
   let column = thread % ${KEY_THREADS}u;
   // Of softmax: four threads a query.
   let ownQuery = thread / 4u;
-  let ownRow = firstRow + ownQuery / ${group}u;
+  let ownRow = firstRow + ownQuery / ${tileHeads}u;
   let quarter = thread % 4u;
 
   var begin = firstRow;
@@ -120,10 +130,10 @@ ${each(4, (q) => `      var score${q} = vec4f();`)}
         {
           let fourth = slice + thread % ${SLICE}u;
           let slot = thread / ${SLICE}u;
-          let row = firstRow + slot / ${group}u;
+          let row = firstRow + slot / ${tileHeads}u;
           var part = vec4f();
           if (fourth < ${keyFours}u && slot < ${used}u && row < endRow) {
-            part = query[(row * ${heads}u + kvHead * ${group}u + slot % ${group}u) * ${keyFours}u + fourth];
+            part = query[(row * ${heads}u + firstHead + slot % ${tileHeads}u) * ${keyFours}u + fourth];
           }
           queries[slot * ${PITCH}u + thread % ${SLICE}u] = part;
           for (var position = slot; position < ${PAGE_ROWS}u; position += ${THREADS / SLICE}u) {
@@ -170,7 +180,7 @@ ${each(4, (q) => each(columns, (c) => `      mixed${q}_${c} *= queries[(firstQue
       for (var quad = 0u; quad * 4u < filled; quad++) {
 ${each(4, (q) => `        let weight${q} = scores[(firstQuery + ${q}u) * ${KEY_THREADS}u + quad];`)}
         // Beyond what is filled weights are 0, and the last value is read again.
-${each(4, (p) => `        let start${p} = (rowOfPage + min(quad * 4u + ${p}u, filled - 1u)) * ${valueFours}u;`)}
+${each(4, (p) => `        let start${p} = (rowOfPage + min(quad * 4u + ${p}u, filled - 1u)) * ${valuePitch(operation)}u;`)}
 ${mixes}
       }
     }
@@ -182,10 +192,10 @@ ${each(
   4,
   (q) => `    {
       let slot = firstQuery + ${q}u;
-      let row = firstRow + slot / ${group}u;
+      let row = firstRow + slot / ${tileHeads}u;
       if (slot < ${used}u && row >= begin && row < finish) {
         let all = (quarters[slot * 4u] + quarters[slot * 4u + 1u]) + (quarters[slot * 4u + 2u] + quarters[slot * 4u + 3u]);
-        let start = (row * ${heads}u + kvHead * ${group}u + slot % ${group}u) * ${valueFours}u;
+        let start = (row * ${heads}u + firstHead + slot % ${tileHeads}u) * ${valueFours}u;
 ${each(
   columns,
   (c) => `        if (column + ${c * KEY_THREADS}u < ${valueFours}u) {
@@ -201,7 +211,7 @@ ${each(
   }
 }
 `,
-    workgroups: ({ rows }) => [kvHeads, Math.ceil(rows / tileRows), 1],
+    workgroups: ({ rows }) => [kvHeads * headTiles, Math.ceil(rows / tileRows), 1],
   };
 }
 

@@ -7,7 +7,7 @@
 import type { AttentionOperation } from '../../../model/graph.ts';
 import { PAGE_ROWS } from '../../backend.ts';
 import type { Builder, Dispatch } from '../builder.ts';
-import { cacheBindings, cacheReaders } from './attention-cache.ts';
+import { cacheBindings, cacheReaders, valuePitch } from './attention-cache.ts';
 import { type Cut, combineDispatch, cutOf, declareParts, PARTS, SUMS } from './attention-cut.ts';
 import { declare, f32Literal, LEAST, readValue, STEP } from './snippets.ts';
 
@@ -35,6 +35,7 @@ export function stepDispatches(operation: AttentionOperation, builder: Builder):
 function chunkDispatch(operation: AttentionOperation, builder: Builder, cut: Cut): Dispatch {
   const { chunks } = cut;
   const { layer, query, heads, kvHeads, headDim, valueDim, scale } = operation;
+  const pitch = valuePitch(operation);
   const group = heads / kvHeads;
   const keyFours = headDim / 4;
   const keyLoads = Math.ceil(keyFours / LANES);
@@ -49,7 +50,7 @@ function chunkDispatch(operation: AttentionOperation, builder: Builder, cut: Cut
   const atOnce = Math.floor(scratch / (THREADS * 4));
   const { text, bindings } = declare([
     [readValue(query), 'query', 'vec4f'],
-    ...cacheBindings(layer, builder.cacheType),
+    ...cacheBindings(operation, builder.cacheType),
     [{ kind: 'buffer', name: PARTS, access: 'write' }, 'parts', 'f32'],
     [{ kind: 'buffer', name: SUMS, access: 'write' }, 'sums', 'vec2f'],
     STEP,
@@ -105,7 +106,7 @@ ${stores}
     label: `layers.${layer}.attention chunks`,
     bindings,
     code: `${text}
-${cacheReaders(builder.cacheType)}
+${cacheReaders(operation, builder.cacheType)}
 ${cut.code}
 // Fours beyond the head's width are zero.
 var<workgroup> queries: array<vec4f, ${tile * queryFours}>;
@@ -162,7 +163,7 @@ ${range(keyLoads)
 ${range(valueLoads)
   .map(
     (load) =>
-      `    let value${load} = valueAt((rowOfPage + min(slice + ${load * slices}u, filled - 1u)) * ${valueFours}u + four);`,
+      `    let value${load} = valueAt((rowOfPage + min(slice + ${load * slices}u, filled - 1u)) * ${pitch}u + four);`,
   )
   .join('\n')}
     for (var head = 0u; head < ${tile}u; head++) {

@@ -15,6 +15,8 @@ import { treeSum } from './kernel-text.ts';
 import { type Bound, blockSum, declare, f32Literal, MAX_WORKGROUPS, readValue, STEP, writeValue } from './snippets.ts';
 
 const THREADS = 64;
+/** A head lies in workgroup memory, and its norm's weights beside it. */
+const MOST_WIDTHS = { headDim: 256, valueDim: 256 };
 
 type Turning = Omit<Dispatch, 'workgroups'> & { readonly across: number };
 
@@ -235,7 +237,7 @@ export const rotateRows: readonly GpuRow[] = (['f16', 'f32'] as const).map(
     accepts(request) {
       if (request.cache !== cache) return `keeps a cache of ${cache}, found ${request.cache}`;
       if (request.rows > MAX_WORKGROUPS) return `takes up to ${MAX_WORKGROUPS} rows a run, found ${request.rows}`;
-      return headsAccepted(request.operation as RotateOperation);
+      return headsAccepted(request.operation as RotateOperation, MOST_WIDTHS);
     },
     emit(made, builder, mode) {
       const operation = made as RotateOperation;

@@ -3,6 +3,7 @@
  * same whatever rows are beside it.
  */
 
+import type { Demand } from '../../../model/demands.ts';
 import type {
   AddOperation,
   GluOperation,
@@ -10,7 +11,9 @@ import type {
   Operation,
   RopeOperation,
   RowNorm,
+  ScaleOperation,
   ValueName,
+  WeightName,
 } from '../../../model/graph.ts';
 import type { KernelRequest, Mode, Tolerance } from '../../kernel.ts';
 import type { Builder, Dispatch } from '../builder.ts';
@@ -27,6 +30,7 @@ const ELEMENT_THREADS = 256;
 
 function rowwise<Made extends Operation>(options: {
   readonly operation: Made['kind'];
+  readonly serves?: readonly Demand[];
   readonly accepts?: (operation: Made, request: KernelRequest) => true | string;
   readonly dispatch: (operation: Made, builder: Builder) => Dispatch;
 }): GpuRow {
@@ -36,6 +40,7 @@ function rowwise<Made extends Operation>(options: {
     operation: options.operation,
     modes: ['prompt', 'step'],
     tolerance: f32Tolerance,
+    serves: options.serves,
     accepts(request) {
       if (request.rows > MAX_WORKGROUPS) return `takes up to ${MAX_WORKGROUPS} rows a run, found ${request.rows}`;
       return options.accepts?.(request.operation as Made, request) ?? true;
@@ -47,26 +52,31 @@ function rowwise<Made extends Operation>(options: {
   };
 }
 
-/** output = `expression` of left and right, element by element; `i` is the element's number in the whole value. */
+/** output = `expression` of the inputs, element by element; `rest` elements at the end of a row are those of the input `a`. */
 function elementwise(options: {
   readonly label: string;
-  readonly left: ValueName;
-  readonly right: ValueName;
+  /** By what the expression calls their elements. */
+  readonly inputs: Readonly<Record<string, ValueName>>;
   readonly output: ValueName;
-  /** WGSL over `a` and `b`, of the type `T`. */
+  /** Bound as `weight`. */
+  readonly weight?: WeightName;
+  /** WGSL over elements of the type `T`. */
   readonly expression: string;
+  readonly rest?: number;
   readonly builder: Builder;
 }): Dispatch {
-  const { label, left, right, output, expression, builder } = options;
+  const { label, output, weight, expression, rest = 0, builder } = options;
+  const inputs = Object.entries(options.inputs);
   const width = builder.width(output);
-  const inFours = width % 4 === 0;
+  const inFours = width % 4 === 0 && rest % 4 === 0;
   const units = inFours ? width / 4 : width;
+  const changed = inFours ? (width - rest) / 4 : width - rest;
   const element = inFours ? 'vec4f' : 'f32';
   const { text, bindings } = declare([
-    [readValue(left), 'left', element],
-    [readValue(right), 'right', element],
+    ...inputs.map(([name, value]): Bound => [readValue(value), `${name}Values`, element]),
     [writeValue(output), 'output', element],
     STEP,
+    ...weightBound(weight, 'f32'),
   ]);
   return {
     label,
@@ -78,27 +88,36 @@ ${text}
 fn main(@builtin(global_invocation_id) id: vec3u) {
   if (id.x >= ${units}u || id.y >= step[${builder.step.rows}]) { return; }
   let i = id.y * ${units}u + id.x;
-  let a = left[i];
-  let b = right[i];
-  output[i] = ${expression};
+${inputs.map(([name]) => `  let ${name} = ${name}Values[i];`).join('\n')}
+  output[i] = ${rest === 0 ? expression : `select(a, ${expression}, id.x < ${changed}u)`};
 }
 `,
     workgroups: ({ rows }) => [Math.ceil(units / ELEMENT_THREADS), rows, 1],
   };
 }
 
-/** A workgroup takes one group of one row; its threads sum squares in strides, then all of their sums in a fixed order. */
+/** Binds a weight, if there is one, as `weight`. */
+function weightBound(name: WeightName | undefined, element: string): readonly Bound[] {
+  return name === undefined ? [] : [[{ kind: 'weight', name }, 'weight', element]];
+}
+
+/**
+ * A workgroup takes one group of one row; its threads sum squares in strides, then all of their sums in a fixed order. That of
+ * a row's first group brings what is in no group.
+ */
 function normDispatch(operation: NormOperation, builder: Builder): Dispatch {
-  const { input, weight, output, epsilon, group, layer } = operation;
-  const groups = builder.width(output) / group;
-  const inFours = group % 4 === 0;
+  const { input, weight, output, epsilon, group, rest = 0, layer } = operation;
+  const groups = (builder.width(output) - rest) / group;
+  const inFours = group % 4 === 0 && rest % 4 === 0;
   const units = inFours ? group / 4 : group;
+  const others = inFours ? rest / 4 : rest;
+  const across = groups * units + others;
   let threads = 32;
   while (threads < 256 && threads * 2 <= units) threads *= 2;
   const element = inFours ? 'vec4f' : 'f32';
   const { text, bindings } = declare([
     [readValue(input), 'input', element],
-    ...(weight === undefined ? [] : [[{ kind: 'weight', name: weight }, 'weight', element] satisfies Bound]),
+    ...weightBound(weight, element),
     [writeValue(output), 'output', element],
     STEP,
   ]);
@@ -112,7 +131,7 @@ ${blockSum(threads)}
 fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) thread: u32) {
   let row = workgroup.y;
   if (row >= step[${builder.step.rows}]) { return; }
-  let start = (row * ${groups}u + workgroup.x) * ${units}u;
+  let start = row * ${across}u + workgroup.x * ${units}u;
   var squares = ${element}();
   for (var i = thread; i < ${units}u; i += ${threads}u) {
     let x = input[start + i];
@@ -122,6 +141,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
   let scale = inverseSqrt(sum / ${f32Literal(group)} + ${f32Literal(epsilon)});
   for (var i = thread; i < ${units}u; i += ${threads}u) {
     output[start + i] = input[start + i] * scale${weight === undefined ? '' : ' * weight[i]'};
+  }${
+    others === 0
+      ? ''
+      : `
+  if (workgroup.x > 0u) { return; }
+  for (var i = ${groups * units}u + thread; i < ${across}u; i += ${threads}u) { output[start + i] = input[start + i]; }`
   }
 }
 `,
@@ -147,7 +172,7 @@ export function emitRowNorm(
   return output;
 }
 
-function ropeDispatch({ input, output, headDim, rope, layer }: RopeOperation, builder: Builder): Dispatch {
+function ropeDispatch({ input, output, headDim, rope, from = 0, layer }: RopeOperation, builder: Builder): Dispatch {
   const width = builder.width(output);
   const pairs = rope.dimensions / 2;
   const half = rope.pairing === 'half';
@@ -167,7 +192,8 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
   let row = id.y;
   if (id.x >= ${width}u || row >= step[${builder.step.rows}]) { return; }
   let i = row * ${width}u + id.x;
-  let d = id.x % ${headDim}u;
+  // Those before the first that is rotated wrap round to beyond the last.
+  let d = id.x % ${headDim}u - ${from}u;
   let x = input[i];
   if (d >= ${rope.dimensions}u) {
     output[i] = x;
@@ -199,20 +225,24 @@ export const rowwiseRows: readonly GpuRow[] = [
   },
   rowwise<NormOperation>({
     operation: 'norm',
-    accepts({ output, group }, { widths }) {
-      const groups = (widths[output] as number) / group;
+    serves: ['norms without weights', 'a norm of part of a row'],
+    accepts({ output, group, rest = 0 }, { widths }) {
+      const groups = ((widths[output] as number) - rest) / group;
       return groups <= MAX_WORKGROUPS || `takes up to ${MAX_WORKGROUPS} groups a row, found ${groups}`;
     },
     dispatch: normDispatch,
   }),
-  rowwise<RopeOperation>({ operation: 'rope', dispatch: ropeDispatch }),
+  rowwise<RopeOperation>({
+    operation: 'rope',
+    serves: ['a rotation of the end of a head'],
+    dispatch: ropeDispatch,
+  }),
   rowwise<GluOperation>({
     operation: 'glu',
     dispatch: ({ gate, up, output, layer }, builder) =>
       elementwise({
         label: `layers.${layer}.glu ${output}`,
-        left: gate,
-        right: up,
+        inputs: { a: gate, b: up },
         output,
         // Far below zero the exponential is infinite and the quotient 0; far above it is 0 and the quotient the gate.
         expression: 'a / (T(1.0) + exp(-a)) * b',
@@ -222,7 +252,27 @@ export const rowwiseRows: readonly GpuRow[] = [
   rowwise<AddOperation>({
     operation: 'add',
     dispatch: ({ left, right, output, layer }, builder) =>
-      elementwise({ label: `layers.${layer}.add ${output}`, left, right, output, expression: 'a + b', builder }),
+      elementwise({
+        label: `layers.${layer}.add ${output}`,
+        inputs: { a: left, b: right },
+        output,
+        expression: 'a + b',
+        builder,
+      }),
+  }),
+  rowwise<ScaleOperation>({
+    operation: 'scale',
+    serves: ['a scale on part of a row'],
+    dispatch: ({ input, factor, weight, rest, output, layer }, builder) =>
+      elementwise({
+        label: `layers.${layer}.scale ${output}`,
+        inputs: { a: input },
+        output,
+        weight,
+        expression: `T(${f32Literal(factor)}${weight === undefined ? '' : ' * weight[0]'}) * a`,
+        rest,
+        builder,
+      }),
   }),
 ];
 

@@ -54,7 +54,7 @@ export function tilesOf(format: i32): i32 {
 
 /**
  * How products add up, see `dot.ts`, and what their activations are (`formats.ts` has the same). With int8: 0, bytes to 15; 1,
- * to 31; 2, halves, to 31; 3, halves, to 63. With words: 4, signed bytes. With digits: 5, bytes to 15; 6, to 31.
+ * to 31; 2, halves, to 31; 3, halves with a zero. With words: 4, signed bytes. With digits: 5, bytes to 15; 6, to 31.
  */
 // @ts-ignore: decorator
 @inline
@@ -63,8 +63,8 @@ export function kindOf(format: i32): i32 {
     case 0: case 1: return 5;
     case 2: case 3: return 6;
     case 8: case 12: return 1;
-    case 5: case 6: case 13: return 2;
-    case 9: return 3;
+    case 5: return 2;
+    case 6: case 9: case 13: return 3;
     case 4: case 10: case 11: return 4;
     default: return 0;
   }

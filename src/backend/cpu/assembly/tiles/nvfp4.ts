@@ -1,15 +1,15 @@
 // NVFP4: four UE4M3 scales, 32 bytes of E2M1; each 8 bytes hold 16 columns, the first 8 in the low nibbles. The tile holds
 // twice the value plus 12; weight = scale/2 · (q - 12). The scale's sign bit means nothing; 0x7f is NaN.
 
-import { e2m1 } from './mxfp4';
-import { byteOfLane, high4, low4, OFFSET, OFFSET_SECOND, SCALE, SCALE_SECOND, TILE } from './tile';
+import { E2M1_ZERO, e2m1 } from './mxfp4';
+import { byteOfLane, high4, low4, SCALE, SCALE_SECOND, TILE, ZERO } from './tile';
 
 export const BYTES: usize = 144;
 
 /** Half of a UE4M3 scale. */
 // @ts-ignore: decorator
 @inline
-function halfScale(byte: v128): v128 {
+export function halfScale(byte: v128): v128 {
   const magnitude = v128.and(byte, i32x4.splat(0x7f));
   // As an f32 exponent and mantissa it is 2^-120 too small; subnormals come right by the multiplication.
   const value = f32x4.mul(i32x4.shl(magnitude, 20), f32x4.splat(reinterpret<f32>(0x7b000000))); // 2^119: halved too
@@ -28,12 +28,9 @@ export function decode(group: usize, tile: usize): void {
         v128.store(to + i, e2m1(high4(nibbles)), 32);
       }
     }
-    const first = halfScale(byteOfLane(scales, block << 1));
-    const second = halfScale(byteOfLane(scales, (block << 1) + 1));
-    v128.store(tile, first, SCALE);
-    v128.store(tile, f32x4.mul(first, f32x4.splat(-12)), OFFSET);
-    v128.store(tile, second, SCALE_SECOND);
-    v128.store(tile, f32x4.mul(second, f32x4.splat(-12)), OFFSET_SECOND);
+    v128.store(tile, halfScale(byteOfLane(scales, block << 1)), SCALE);
+    v128.store(tile, halfScale(byteOfLane(scales, (block << 1) + 1)), SCALE_SECOND);
+    v128.store(tile, i16x8.splat(E2M1_ZERO), ZERO);
     tile += TILE;
   }
 }

@@ -2,7 +2,7 @@
 // weight = d · (scale - 32) · (q - 4), a scale for 16 columns.
 
 import { loadF16 } from '../lanes';
-import { byteOfLane, OFFSET, OFFSET_SECOND, SCALE, SCALE_SECOND, TILE } from './tile';
+import { byteOfLane, SCALE, SCALE_SECOND, TILE, ZERO } from './tile';
 
 export const BYTES: usize = 440;
 
@@ -24,16 +24,15 @@ export function decode(group: usize, tile: usize): void {
     const nibbles = block < 4 ? v128.and(word, i32x4.splat(0x0f0f0f0f)) : v128.and(i32x4.shr_u(word, 4), i32x4.splat(0x0f0f0f0f));
     const bits = v128.and(i32x4.shr_u(top, (block >> 1) << 1), i32x4.splat(0x03030303));
     const scales = v128.or(nibbles, i32x4.shl(bits, 4));
-    storeHalf(tile, d, byteOfLane(scales, (block & 1) << 1), SCALE, OFFSET);
-    storeHalf(tile, d, byteOfLane(scales, ((block & 1) << 1) + 1), SCALE_SECOND, OFFSET_SECOND);
+    v128.store(tile, scaleOf(d, byteOfLane(scales, (block & 1) << 1)), SCALE);
+    v128.store(tile, scaleOf(d, byteOfLane(scales, ((block & 1) << 1) + 1)), SCALE_SECOND);
+    v128.store(tile, i16x8.splat(4), ZERO);
     tile += TILE;
   }
 }
 
 // @ts-ignore: decorator
 @inline
-function storeHalf(tile: usize, d: v128, scale: v128, scaleAt: usize, offsetAt: usize): void {
-  const value = f32x4.mul(d, f32x4.convert_i32x4_s(i32x4.sub(scale, i32x4.splat(32))));
-  v128.store(tile + scaleAt, value);
-  v128.store(tile + offsetAt, f32x4.mul(value, f32x4.splat(-4)));
+function scaleOf(d: v128, scale: v128): v128 {
+  return f32x4.mul(d, f32x4.convert_i32x4_s(i32x4.sub(scale, i32x4.splat(32))));
 }

@@ -2,14 +2,14 @@
 // 64 and 32 of those bytes; weight = d · scale · (q - 32), a scale for 16 columns.
 
 import { loadF16 } from '../lanes';
-import { byteOfLane, high4, low4, OFFSET, OFFSET_SECOND, SCALE, SCALE_SECOND, TILE } from './tile';
+import { high4, low4, SCALE, SCALE_SECOND, TILE, ZERO } from './tile';
 
 export const BYTES: usize = 840;
 
 /** Scales 4·word … 4·word+3 of the sixteen, of which `index` is wanted, times d: f32. */
 // @ts-ignore: decorator
 @inline
-export function scaleOf(word: v128, index: i32, d: v128): v128 {
+function scaleOf(word: v128, index: i32, d: v128): v128 {
   // Shift the byte to the top of its lane and back, to keep its sign.
   return f32x4.mul(d, f32x4.convert_i32x4_s(i32x4.shr_s(i32x4.shl(word, 24 - (index << 3)), 24)));
 }
@@ -33,12 +33,9 @@ export function decode(group: usize, tile: usize): void {
     for (let block = 0; block < 4; block++) {
       const word = v128.load(group + 768 + (half << 5) + (<usize>(block >> 1) << 4));
       const at = first + <usize>block * TILE;
-      const one = scaleOf(word, (block & 1) << 1, d);
-      const other = scaleOf(word, ((block & 1) << 1) + 1, d);
-      v128.store(at, one, SCALE);
-      v128.store(at, f32x4.mul(one, f32x4.splat(-32)), OFFSET);
-      v128.store(at, other, SCALE_SECOND);
-      v128.store(at, f32x4.mul(other, f32x4.splat(-32)), OFFSET_SECOND);
+      v128.store(at, scaleOf(word, (block & 1) << 1, d), SCALE);
+      v128.store(at, scaleOf(word, ((block & 1) << 1) + 1, d), SCALE_SECOND);
+      v128.store(at, i16x8.splat(32), ZERO);
     }
   }
 }

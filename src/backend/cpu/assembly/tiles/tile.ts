@@ -1,10 +1,13 @@
-// A tile is what every block format decodes to: 32 columns of four rows as bytes of 0…127 (or signed, see `matmul.ts`),
-// with a scale and an offset a row: weight = scale · byte + offset, once for all 32 columns or for each half.
+// A tile is what every block format decodes to: 32 columns of four rows as bytes of 0…127 (or signed, see `dot.ts`), with a
+// scale and an offset a row, weight = scale · byte + offset, once for all 32 columns or for each half; or with a zero,
+// weight = scale · (byte - zero).
 
 /** Bytes of a tile: 8 vectors of 4 rows × 4 columns, then scale, offset (first half), scale, offset (second half). */
 export const TILE: usize = 192;
 export const SCALE: usize = 128;
 export const OFFSET: usize = 144;
+/** In the offset's place: the zero as eight i16. */
+export const ZERO: usize = 144;
 export const SCALE_SECOND: usize = 160;
 export const OFFSET_SECOND: usize = 176;
 
