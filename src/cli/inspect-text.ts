@@ -160,7 +160,7 @@ function modelRows(spec: ModelSpec): string[][] {
     ['vocabulary', showCount(spec.vocabulary)],
     ['hidden', showCount(spec.hidden)],
     ['trained context', showPlural(spec.trainedContext, 'token')],
-    ['head', spec.head.tied ? 'the embedding again' : 'its own weight'],
+    ['head', head(spec)],
     ...factors(spec),
   ];
   const alike = new Map<string, { readonly layer: LayerSpec; readonly numbers: number[] }>();
@@ -190,6 +190,11 @@ function factors({ embedding, residualScale, head }: ModelSpec): string[][] {
 
 function showFactor(factor: number): string {
   return `× ${Number(factor.toPrecision(6))}`;
+}
+
+function head({ head: { tied, softcap } }: ModelSpec): string {
+  const weight = tied ? 'the embedding again' : 'its own weight';
+  return softcap === undefined ? weight : `${weight}, logits capped at ${softcap}`;
 }
 
 function attention({ attention: spec }: LayerSpec): string {
@@ -224,13 +229,15 @@ function headsOf({ heads, kvHeads, headDim, valueDim, latent }: AttentionSpec): 
 
 function feedForward({ feedForward: spec }: LayerSpec): string {
   if (spec.kind === 'dense') return `dense, ${showCount(spec.inner)} wide, ${activationName(spec.activation)}`;
-  const { experts, used, inner, router, shared, activation } = spec.moe;
+  const { experts, used, inner, router, shared, activation, biases } = spec.moe;
   return [
     `${experts} experts of ${showCount(inner)}, ${used} used, ${activationName(activation)}`,
+    ...(biases ? ['with biases'] : []),
     `${router.gating} router${router.selectionBias ? ' with selection bias' : ''}${router.weighsInput ? ' that weighs inputs' : ''}`,
     ...(router.groups === undefined ? [] : [`${router.groups.used} of ${router.groups.count} groups`]),
     ...(router.normalise ? ['normalised'] : []),
     ...(router.scale === 1 ? [] : [`scaled by ${router.scale}`]),
+    ...(router.expertScale ? ['scales of experts'] : []),
     ...(shared === undefined ? [] : [`shared expert of ${showCount(shared.inner)}${shared.gated ? ', gated' : ''}`]),
     ...(spec.beside === undefined ? [] : [`a dense block of ${showCount(spec.beside.inner)} beside them`]),
   ].join(', ');

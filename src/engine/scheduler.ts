@@ -131,7 +131,7 @@ export class Scheduler {
     const last = first + rows === prompt.length;
     const draws = last && request.maxTokens > 0;
     const drawnAt = draws ? this.#placeOf(request, this.#draftsFor(this.#running.length + 1)) : undefined;
-    const onHost = draws ? drawnAt === 'host' : executable.drawer === undefined;
+    const onHost = draws ? drawnAt === 'host' : executable.drawer === undefined || this.#watched;
     if (onHost && this.#runs.readsLogits) return false;
     if (!this.#reserve(request, rows)) return false;
     if (request.startedAt === 0) request.startedAt = now();
@@ -195,9 +195,14 @@ export class Scheduler {
     return this.#options.speculator?.draftsFor(requests) ?? false;
   }
 
+  /** Whether all runs give the host what drafts are made from. */
+  get #watched(): boolean {
+    return this.#options.speculator?.watches === true;
+  }
+
   /** Where a request's next token is drawn; undefined: nowhere before those on their way have come. */
   #placeOf(request: Request, drafting: boolean): 'device' | 'host' | undefined {
-    if (!drafting) return this.#slots.take(request) ? 'device' : 'host';
+    if (!drafting && !this.#watched) return this.#slots.take(request) ? 'device' : 'host';
     // The host checks drafts, and goes on from what the device has drawn.
     if (request.slot !== undefined && request.drawn > request.generated) return undefined;
     this.#slots.release(request);

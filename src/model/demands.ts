@@ -1,12 +1,12 @@
 /**
- * What an operation asks of a kernel beyond its plain form. Every field of every operation is described here, so a field
- * that is added cannot be overlooked: it does not compile until it says what it demands, and no row serves a demand that it
- * does not name (`backend/kernel.ts`).
+ * What an operation asks of a kernel beyond its plain form. Every field of every operation, and every word that a field may
+ * hold, is described here, so that nothing that is added can be overlooked: it does not compile until it says what it demands,
+ * and no row serves a demand that it does not name (`backend/kernel.ts`).
  */
 
 import { InternalError } from '../errors.ts';
 import type { Operation, OperationKind } from './graph.ts';
-import type { Activation, MoeSpec, RouterSpec } from './spec.ts';
+import type { Activation, GateActivation, MoeSpec, ReachSpec, RopeSpec, RouterSpec, SharedExpertSpec } from './spec.ts';
 
 /** As refusals print it, after "does not serve". */
 export type Demand =
@@ -40,16 +40,43 @@ const where =
   (value: boolean): readonly Demand[] =>
     value ? [demand] : [];
 
-function activation(value: Activation): readonly Demand[] {
-  if (value === 'silu') return [];
-  return value === 'geluTanh' ? ['GELU'] : ['clamped SwiGLU'];
-}
+/** What each of some words demands. */
+const byWord =
+  <Word extends string>(demands: Readonly<Record<Word, readonly Demand[]>>) =>
+  (word: Word): readonly Demand[] =>
+    demands[word];
+
+type ActivationKind = Exclude<Activation, object> | Extract<Activation, object>['kind'];
+const activationKind = byWord<ActivationKind>({
+  silu: [],
+  geluTanh: ['GELU'],
+  clampedSwiglu: ['clamped SwiGLU'],
+});
+const activation = (value: Activation) => activationKind(typeof value === 'object' ? value.kind : value);
+const gateActivation = byWord<GateActivation>({ sigmoid: [], softplus: [] });
+const reach = byWord<ReachSpec['kind']>({ window: ['a window of attention'], chunk: ['chunks of attention'] });
+
+const groups: Fields<NonNullable<RouterSpec['groups']>> = {
+  count: plain,
+  used: plain,
+  rankedBy: byWord({ best: [], twoBest: [] }),
+};
+
+const shared: Fields<SharedExpertSpec> = { inner: plain, gated: plain };
+
+/** How frequencies are scaled is in the table that all kernels read. */
+const rope: Fields<RopeSpec> = {
+  pairing: byWord({ adjacent: [], half: [] }),
+  dimensions: plain,
+  base: plain,
+  scaling: plain,
+};
 
 const router: Fields<RouterSpec> = {
-  gating: plain,
+  gating: byWord({ softmax: [], sigmoid: [] }),
   bias: where("a router's bias"),
   selectionBias: plain,
-  groups: plain,
+  groups: (value) => demandsIn(groups, value),
   normalise: plain,
   scale: plain,
   expertScale: where('scales of experts'),
@@ -64,7 +91,7 @@ const moe: Fields<MoeSpec> = {
   activation,
   biases: where('biases of experts'),
   router: (value) => demandsIn(router, value),
-  shared: plain,
+  shared: (value) => demandsIn(shared, value),
 };
 
 /** A single expert has nothing to do with how it was chosen, but for what its input is multiplied with. */
@@ -82,7 +109,13 @@ const operations: { readonly [Kind in OperationKind]: Fields<Extract<Operation, 
   norm: { ...base, input: plain, weight: plain, epsilon: plain, group: plain, rest: always('a norm of part of a row') },
   linear: { ...base, input: plain, weight: plain, bias: plain },
   headLinear: { ...base, input: plain, weight: plain, heads: plain, rest: plain },
-  rope: { ...base, input: plain, headDim: plain, rope: plain, from: always('a rotation of the end of a head') },
+  rope: {
+    ...base,
+    input: plain,
+    headDim: plain,
+    rope: (value) => demandsIn(rope, value),
+    from: always('a rotation of the end of a head'),
+  },
   attention: {
     ...base,
     query: plain,
@@ -93,13 +126,13 @@ const operations: { readonly [Kind in OperationKind]: Fields<Extract<Operation, 
     headDim: plain,
     valueDim: plain,
     scale: plain,
-    reach: ({ kind }) => [kind === 'window' ? 'a window of attention' : 'chunks of attention'],
+    reach: ({ kind }) => reach(kind),
     sinks: always('attention sinks'),
     temperature: always('attention temperature'),
     rotated: plain,
   },
   glu: { ...base, gate: plain, up: plain, activation },
-  gate: { ...base, input: plain, gate: plain, activation: plain },
+  gate: { ...base, input: plain, gate: plain, activation: gateActivation },
   scale: { ...base, input: plain, factor: plain, weight: plain, rest: always('a scale on part of a row') },
   moe: {
     ...base,
@@ -122,7 +155,7 @@ const operations: { readonly [Kind in OperationKind]: Fields<Extract<Operation, 
     input: plain,
     queryNorm: plain,
     keyNorm: plain,
-    rope: plain,
+    rope: (value) => demandsIn(rope, value),
     heads: plain,
     kvHeads: plain,
     headDim: plain,

@@ -17,4 +17,14 @@ export interface Weight {
 /** The matrices of a routed expert; a layer's are stacked. */
 export type ExpertPart = 'gate' | 'up' | 'down';
 
+/** What of a MoE layer's weights is added or multiplied element by element, by the names under its prefix; the rest are matrices. */
+export const expertVectors: ReadonlySet<string> = new Set([
+  'selectionBias',
+  'expertScale',
+  'router.bias',
+  'gate.bias',
+  'up.bias',
+  'down.bias',
+]);
+
 export type Weights = ReadonlyMap<WeightName, Weight>;

@@ -6,9 +6,9 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { aCard as adapter, type DeviceOptions, planFor } from '../../test/support/device.ts';
-import { families, familyFile, refusedByGpu } from '../../test/support/families.ts';
+import { families, familyFile } from '../../test/support/families.ts';
 import { nodeModelSource } from '../../test/support/node-source.ts';
-import { OutOfMemoryError, Refusal } from '../errors.ts';
+import { OutOfMemoryError } from '../errors.ts';
 import { openModelFile } from '../format/open.ts';
 import { buildGraph } from '../model/decoder.ts';
 import { readModel } from '../model/read-model.ts';
@@ -51,21 +51,7 @@ function checkHomes(plan: Plan, count: number, layers: number): void {
   }
 }
 
-for (const family of refusedByGpu) {
-  test(`${family}: the GPU refuses it by the name of what its kernels do not serve`, async () => {
-    const given = await model(family);
-    assert.throws(
-      () => planFor(given, onGpu(given.spec.layers.length)),
-      (error) => error instanceof Refusal && (error.reasons.length === 0 || /does not serve/.test(error.message)),
-    );
-    // Where it may be either, it is the CPU, and the plan says why.
-    const either = planFor(given, { context: 64, device: 'auto', adapter });
-    assert.equal(either.device, 'cpu');
-    assert.match(either.deviceReason ?? '', /no gpu kernel serves/);
-  });
-}
-
-for (const family of families.filter((name) => !refusedByGpu.includes(name))) {
+for (const family of families) {
   test(`${family}: the first N layers are on the GPU, the rest on the CPU, and no byte is lost`, async () => {
     const given = await model(family);
     const layers = given.spec.layers.length;

@@ -141,3 +141,14 @@ describe('what cannot be done is named', () => {
     }
   });
 });
+
+test('rows of drafts are in no trace: where tokens are drafted nothing is recorded', () => {
+  const made = planned([[moe(), 'cpu']]);
+  use(made, { recordRouting: true });
+  const drafted = { ...made, plan: { ...made.plan, speculation: { source: 'lookup', drafts: 3 } } as const };
+  use(drafted, { expertStats: true });
+  assert.throws(
+    () => use(drafted, { recordRouting: true }),
+    (error: unknown) => error instanceof Refusal && /leave --spec out/.test(error.message),
+  );
+});

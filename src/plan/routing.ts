@@ -67,6 +67,12 @@ export interface RoutingUse {
  * @throws Refusal `refused` for any other
  */
 export function recordedModel(plan: Plan, routed: RoutedModel | undefined): RoutedModel {
+  if (plan.speculation !== undefined) {
+    throw new Refusal(
+      'the routing of a model whose tokens are drafted cannot be recorded: rows of drafts that do not come true would be in the trace; ' +
+        'leave --spec out',
+    );
+  }
   const why = whyUnseen(plan, routed);
   if (routed !== undefined && why === undefined) return routed;
   throw new Refusal(

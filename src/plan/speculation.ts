@@ -13,7 +13,7 @@ export type SpeculationOption =
   | 'lookup'
   | `lookup:${number}`
   | {
-      /** A GGUF file, as `load` takes it. */
+      /** A model, as `load` takes it. */
       readonly draft: SourceInput;
       /** Tokens drafted at a time; default 3. */
       readonly tokens?: number;

@@ -10,7 +10,7 @@ import { cpuRows } from '../../src/backend/cpu/rows.ts';
 import type { FormatId } from '../../src/quant/index.ts';
 import { decoded } from './support/blocks.ts';
 import { checkRows, checkSameBits, nearByKind, PLAIN, RELAXED, ROWS, SMALL_ARENAS } from './support/compare.ts';
-import { type MoeCase, moeCases, moeGraph, type Part, spec } from './support/moe-cases.ts';
+import { type MoeCase, moeCases, moeGraph, type Part, spec, zeroExpertCases } from './support/moe-cases.ts';
 import { roundedMoe } from './support/rounded-moe.ts';
 import { bytesOf, type Tiny, tinyPlan } from './support/tiny-graph.ts';
 
@@ -93,7 +93,7 @@ describe('moe', () => {
     }
   });
 
-  for (const [name, given] of Object.entries(moeCases)) test(name, () => check(name, given));
+  for (const [name, given] of Object.entries({ ...moeCases, ...zeroExpertCases })) test(name, () => check(name, given));
 
   for (const { id } of cpuFormats) {
     test(`${id} throughout`, () =>

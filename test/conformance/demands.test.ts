@@ -15,7 +15,7 @@ import { type Demand, demandsOf } from '../../src/model/demands.ts';
 import type { Operation } from '../../src/model/graph.ts';
 import type { MoeSpec, RouterSpec } from '../../src/model/spec.ts';
 import { attentionOver, beyondPlain, inputsOf, jointShapes } from './support/attention-cases.ts';
-import { moeCases, moeGraph } from './support/moe-cases.ts';
+import { moeCases, moeGraph, zeroExpertCases } from './support/moe-cases.ts';
 import { requestFor } from './support/requests.ts';
 
 const base = { layer: 0, output: 'y' } as const;
@@ -92,9 +92,12 @@ test('a plain operation demands nothing, and each other one what it is said to',
 });
 
 test('a field that nobody has described is an error, not a plain operation', () => {
+  const groups = { count: 2, used: 1, rankedBy: 'best', weighted: true } as const;
   for (const operation of [
     { ...plain.norm, cubed: true },
     { ...plain.moe, moe: { ...moe, halved: 2 } },
+    { ...plain.moe, moe: { ...moe, router: { ...router, groups } } },
+    { ...plain.experts, doubled: true },
   ]) {
     assert.throws(() => demandsOf(operation), InternalError);
   }
@@ -152,7 +155,7 @@ test('what the CPU serves of attention and of experts, its suites run', () => {
     return attentionOver(shape, inputsOf(shape, 0), beyond);
   });
   const joint = jointShapes.map((shape) => attentionOver(shape, inputsOf(shape, 0)));
-  const layers = Object.values(moeCases).map(moeGraph);
+  const layers = Object.values({ ...moeCases, ...zeroExpertCases }).map(moeGraph);
   const run = new Set(
     [...attention, ...joint, ...layers].flatMap(({ graph }) =>
       graph.operations.flatMap((operation) => demandsOf(operation).map((demand) => `${operation.kind}: ${demand}`)),

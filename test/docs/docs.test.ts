@@ -57,6 +57,7 @@ test('every file that a document links to or calls a test is there', () => {
     'models/README.md',
     'docs/architecture.md',
     'docs/experts.md',
+    'docs/speculation.md',
     'bench/README.md',
   ]) {
     const text = read(document);

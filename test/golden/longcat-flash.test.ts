@@ -1,7 +1,8 @@
 /**
  * LongCat-Flash (arXiv 2509.01322) as data: two blocks of latent attention a layer, experts beside the first feed-forward block
  * whose output is added after the second, and experts that give a row as it is. There is no file format yet that Conclave reads
- * it from, so the spec is written here as its family will read it; official hidden states and logits on the reference.
+ * it from, so the spec is written here as its family will read it; official hidden states and logits on the reference, and
+ * logits on the CPU.
  */
 
 import assert from 'node:assert/strict';
@@ -13,7 +14,7 @@ import { buildGraph } from '../../src/model/decoder.ts';
 import type { LayerSpec, ModelSpec, MoeSpec } from '../../src/model/spec.ts';
 import type { Plan } from '../../src/plan/plan.ts';
 import { bindWeights, type TinyWeight } from '../conformance/support/tiny-graph.ts';
-import { planFor } from '../support/device.ts';
+import { backendOf, planFor, runTokens } from '../support/device.ts';
 import { familyFile } from '../support/families.ts';
 import { type OfficialTensor, OfficialTensors } from '../support/official-tensors.ts';
 import { argmax, runRows } from '../support/reference.ts';
@@ -123,10 +124,10 @@ const { weights, bytes } = bindWeights(
 );
 const graph = buildGraph(spec);
 
-function near(found: Float32Array, expected: Float32Array, what: string): void {
+function near(found: Float32Array, expected: Float32Array, what: string, tolerance = TOLERANCE): void {
   assert.equal(found.length, expected.length);
   const error = found.reduce((worst, x, i) => Math.max(worst, Math.abs(x - (expected[i] as number))), 0);
-  assert.ok(error <= TOLERANCE, `${what} is off by ${error}`);
+  assert.ok(error <= tolerance, `${what} is off by ${error}`);
 }
 
 test('official logits, hidden states and greedy tokens', async () => {
@@ -160,13 +161,30 @@ test('official logits, hidden states and greedy tokens', async () => {
   await executable.dispose();
 });
 
-test('devices whose kernels have no such experts refuse them by name', () => {
-  for (const device of ['cpu', 'gpu'] as const) {
-    assert.throws(
-      () => planFor({ spec, graph, weights }, { context: 64, device }),
-      (error) => error instanceof Refusal && /does not serve experts that give a row as it is/.test(error.message),
-    );
+test('official logits on the CPU, in one prompt and step by step', async () => {
+  const plan = planFor({ spec, graph, weights }, { context: 64, cache: 'f32' });
+  const executable = await backendOf(plan).prepare({ plan, spec, graph, weights, sources: [memorySource(bytes)] });
+  const model = { spec, graph, weights, plan, executable };
+  const expected = readSafetensors(familyFile('longcat-flash', 'expected.safetensors'));
+  const tokens = i32Of(expected, 'tokens');
+  const logits = f32Of(expected, 'logits');
+  try {
+    // Only the order of sums is left.
+    near(await runTokens(model, tokens, 0, 'prompt'), logits, 'a prompt', 2e-5);
+    for (const [at, token] of tokens.entries()) {
+      const row = logits.subarray(at * spec.vocabulary, (at + 1) * spec.vocabulary);
+      near(await runTokens(model, [token], at, 'step'), row, `step ${at}`, 2e-5);
+    }
+  } finally {
+    await executable.dispose();
   }
+});
+
+test('a GPU, which has no such experts, refuses them by name', () => {
+  assert.throws(
+    () => planFor({ spec, graph, weights }, { context: 64, device: 'gpu' }),
+    (error) => error instanceof Refusal && /does not serve experts that give a row as it is/.test(error.message),
+  );
 });
 
 test('a shortcut that no layer adds is an error, not lost', () => {

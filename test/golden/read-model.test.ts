@@ -7,12 +7,13 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { CorruptFileError, Refusal, UsageError } from '../../src/errors.ts';
 import { meta } from '../../src/format/gguf-writer.ts';
-import type { MetadataValue, ModelFile, TensorInfo } from '../../src/format/model-file.ts';
+import type { MetadataValue, TensorInfo } from '../../src/format/model-file.ts';
 import { buildGraph } from '../../src/model/decoder.ts';
 import { families } from '../../src/model/families/index.ts';
 import { readModel } from '../../src/model/read-model.ts';
 import type { RopeSpec } from '../../src/model/spec.ts';
 import { altered, type Changes, header, tensorOf } from '../support/headers.ts';
+import { metadataAhead, tensorsAhead } from '../support/layer-ahead.ts';
 
 async function ropeOf(family: string, metadata: Changes['metadata']): Promise<RopeSpec | undefined> {
   return readModel(altered(await header(family), { metadata })).spec.layers[0].attention.rope;
@@ -93,31 +94,11 @@ test('one number for all layers and an array with one a layer mean the same', as
   assert.throws(wrong(array(2, 1, 2)), /blk\.1\.attn_k\.weight is \[64, 64\].*\[32, 64\]/);
 });
 
-/** The tensors of one more layer, which predicts further ahead: the last one's, and what is before and behind it. */
-function layerAhead(file: ModelFile): Record<string, TensorInfo> {
-  const tensors: Record<string, TensorInfo> = {};
-  const add = (name: string, like: string, shape?: readonly number[]) => {
-    const tensor = tensorOf(file, like);
-    tensors[name] = { ...tensor, name, shape: shape ?? tensor.shape };
-  };
-  for (const { name } of file.tensors.values()) {
-    if (name.startsWith('blk.2.')) add(name.replace('blk.2.', 'blk.3.'), name);
-  }
-  const [hidden] = tensorOf(file, 'output_norm.weight').shape as [number];
-  add('blk.3.nextn.eh_proj.weight', 'blk.0.attn_q.weight', [hidden, 2 * hidden]);
-  for (const part of ['enorm', 'hnorm', 'shared_head_norm']) {
-    add(`blk.3.nextn.${part}.weight`, 'output_norm.weight');
-  }
-  return tensors;
-}
-
-const oneAhead = { 'glm4moe.block_count': meta.u32(4), 'glm4moe.nextn_predict_layers': meta.u32(1) };
-
 test('the layer that predicts ahead is counted, left out and named', async () => {
   const file = await header('glm4moe');
   const plain = readModel(file);
-  const tensors = layerAhead(file);
-  const metadata = oneAhead;
+  const tensors = tensorsAhead(file);
+  const metadata = metadataAhead;
   const { spec, ignored } = readModel(altered(file, { metadata, tensors }));
   assert.deepEqual(spec, plain.spec);
   assert.deepEqual(ignored.map(({ name }) => name).sort(), Object.keys(tensors).sort());
@@ -132,9 +113,9 @@ test('the layer that predicts ahead is counted, left out and named', async () =>
 test('the layer that predicts ahead is read where it is wanted: whole, or not at all', async () => {
   const file = await header('glm4moe');
   const plain = readModel(file);
-  const tensors = layerAhead(file);
+  const tensors = tensorsAhead(file);
   const wanted = (changes: Parameters<typeof altered>[1]) => readModel(altered(file, changes), { mtp: true });
-  const { spec, weights, ignored } = wanted({ metadata: oneAhead, tensors });
+  const { spec, weights, ignored } = wanted({ metadata: metadataAhead, tensors });
   const { mtp, ...rest } = spec;
   assert.deepEqual({ ...rest, mtp: undefined }, plain.spec);
   assert.deepEqual(mtp?.layer, spec.layers[2]);
@@ -151,7 +132,7 @@ test('the layer that predicts ahead is read where it is wanted: whole, or not at
       return [name, { ...tensorOf(file, 'token_embd.weight'), name }];
     }),
   );
-  const both = wanted({ metadata: oneAhead, tensors: { ...tensors, ...own } });
+  const both = wanted({ metadata: metadataAhead, tensors: { ...tensors, ...own } });
   assert.deepEqual([both.spec.mtp?.ownEmbedding, both.spec.mtp?.ownHead], [true, true]);
   assert.deepEqual(both.weights.get('mtp.head')?.shape, [vocabulary, hidden]);
 
@@ -161,10 +142,10 @@ test('the layer that predicts ahead is read where it is wanted: whole, or not at
       (error: unknown) => error instanceof Refusal && /no layer that predicts/.test(error.message),
     );
   refused({});
-  refused({ metadata: oneAhead });
-  refused({ metadata: { ...oneAhead, 'glm4moe.nextn_predict_layers': meta.u32(2) }, tensors });
+  refused({ metadata: metadataAhead });
+  refused({ metadata: { ...metadataAhead, 'glm4moe.nextn_predict_layers': meta.u32(2) }, tensors });
   const { 'blk.3.nextn.hnorm.weight': _, ...lacking } = tensors;
-  assert.throws(() => wanted({ metadata: oneAhead, tensors: lacking }), /blk\.3\.nextn\.hnorm\.weight is missing/);
+  assert.throws(() => wanted({ metadata: metadataAhead, tensors: lacking }), /blk\.3\.nextn\.hnorm\.weight is missing/);
   const llama = await header('llama');
   assert.throws(() => readModel(llama, { mtp: true }), Refusal);
 });

@@ -10,6 +10,7 @@ import type { Operation, RotateOperation } from '../../src/model/graph.ts';
 import { ropeAngles, ropeTable } from '../../src/model/rope.ts';
 import {
   attentionOver,
+  type Beyond,
   checkRuns,
   edges,
   inputsOf,
@@ -37,10 +38,11 @@ interface Case {
   readonly shape: Shape;
   readonly normed: boolean;
   readonly rope?: RotateOperation['rope'];
+  readonly beyond?: Beyond;
 }
 
 const unscaled = { kind: 'none' } as const;
-/** Both pairings, whole heads and halves of them; heads in several tiles; and nothing to do but to store. */
+/** Both pairings, whole heads and halves of them; heads in several tiles; nothing to do but to store; a window and sinks. */
 const cases: readonly Case[] = [
   {
     shape: { heads: 5, kvHeads: 1, headDim: 32, valueDim: 16 },
@@ -58,6 +60,12 @@ const cases: readonly Case[] = [
     rope: { pairing: 'adjacent', dimensions: 8, base: 1e4, scaling: unscaled },
   },
   { shape: { heads: 2, kvHeads: 1, headDim: 16, valueDim: 16 }, normed: false },
+  {
+    shape: { heads: 4, kvHeads: 2, headDim: 16, valueDim: 16 },
+    normed: false,
+    rope: { pairing: 'half', dimensions: 16, base: 1e4, scaling: unscaled },
+    beyond: { reach: { kind: 'window', length: 9 }, sinks: 'sinks' },
+  },
 ];
 
 const weightsOf = ({ shape: { headDim } }: Case) =>
@@ -123,7 +131,7 @@ describe('attention that turns queries and keys itself, written out', () => {
     const what = JSON.stringify(given);
     test(what, async () => {
       const inputs = inputsOf(shape, seed);
-      const tiny = attentionOver(shape, inputs);
+      const tiny = attentionOver(shape, inputs, given.beyond);
       const expected = await onReference(unfused(given, tiny), options('f16'), wholePrompts);
       const norm = (weight: string) => (normed ? { weight, epsilon, group: shape.headDim } : undefined);
       const rotate: RotateOperation = {

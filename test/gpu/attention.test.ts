@@ -19,6 +19,8 @@ import { select } from '../../src/plan/select.ts';
 import { nodePlatform } from '../../src/platform/node.ts';
 import {
   attentionOver,
+  type Beyond,
+  beyondPlain,
   checkRuns,
   chunkedPrompt,
   edges,
@@ -128,16 +130,26 @@ const served: readonly Served[] = [
   },
   ...(facts.features.includes(MATRIX_FEATURE) ? [planned('f16', matrixRows, matrixShapes, { adapter: facts })] : []),
 ];
+/** Of {@link beyondPlain}, around the borders of pages: what rows on matrices serve, and what they do not. */
+const onMatrices = ['a window of 7', 'a window over a page border', 'chunks of 129', 'sinks and a window'];
+const onAll = [...onMatrices, 'a temperature that rises with every position', 'sinks, chunks and a temperature'];
+
 after(closeGpuTestDevice);
 
 const toleranceOf = ({ rows }: Served) =>
   Math.max(...Object.values(rows).map((name) => rowNamed(name).tolerance.relativeRms));
 
-async function checkAttention(kernels: Served, shape: Shape, inputs: Inputs, tolerance: number): Promise<void> {
-  const tiny = attentionOver(shape, inputs);
+async function checkAttention(
+  kernels: Served,
+  shape: Shape,
+  inputs: Inputs,
+  tolerance: number,
+  beyond: Beyond = {},
+): Promise<void> {
+  const tiny = attentionOver(shape, inputs, beyond);
   const expected = await onReference(tiny, options(kernels.cache), wholePrompts);
   const width = shape.heads * shape.valueDim;
-  const what = JSON.stringify(shape);
+  const what = JSON.stringify({ ...shape, ...beyond });
   await kernels.over({ tiny, shape, inputs }, async (gpu) => {
     const { prompts, alone } = await checkRuns(gpu, { expected, width, tolerance, what });
     // In other pages, in chunks; the pages still hold what the runs above left there.
@@ -176,6 +188,15 @@ for (const kernels of served) {
       test(`${heads} heads on ${kvHeads} of ${headDim} and ${valueDim}${values}`, async () => {
         await checkAttention(kernels, shape, inputsOf(shape, index), tolerance);
       });
+    }
+
+    // What goes beyond the plain form is text that does not depend on the cache.
+    const plain = names.prompt === 'attention-f32';
+    const beyondThis = plain ? onAll : title.endsWith('written out') ? onMatrices : [];
+    for (const name of beyondThis) {
+      const beyond = beyondPlain[name] as Beyond;
+      const shape = (plain ? shapes[1] : kernels.shapes[0]) as Shape;
+      test(name, () => checkAttention(kernels, shape, inputsOf(shape, 1), tolerance, beyond));
     }
 
     if (names.prompt === 'attention-f16') {
@@ -272,8 +293,12 @@ for (const row of gpuRows.filter(({ operation }) => operation === 'attention')) 
 
 test('kernels on subgroup matrices are chosen where the device has them, and are WGSL', async () => {
   const none = new Float32Array(0);
-  for (const shape of matrixShapes) {
-    const tiny = attentionOver(shape, { query: none, key: none, value: none });
+  const windowed: Beyond = { reach: { kind: 'window', length: 128 }, sinks: 'sinks' };
+  for (const [shape, beyond] of [
+    ...matrixShapes.map((each) => [each, {}] as const),
+    [matrixShapes[1] as Shape, windowed] as const,
+  ]) {
+    const tiny = attentionOver(shape, { query: none, key: none, value: none }, beyond);
     const { builder, graph } = builderFor(tiny, 8192);
     const operation = graph.operations.at(-1) as AttentionOperation;
     for (const mode of ['prompt', 'step'] as const) {

@@ -18,7 +18,7 @@ import { closeGpuTestDevice, runOnGpu, type TestBinding } from '../support/gpu.t
 after(closeGpuTestDevice);
 
 const VOCABULARY = 5;
-const operation: EmbedOperation = { kind: 'embed', layer: -1, weight: 'w', output: 'y' };
+const plain: EmbedOperation = { kind: 'embed', layer: -1, weight: 'w', output: 'y' };
 
 /** Bytes whose scales are finite and not subnormal in any format, and not the same in two rows. */
 function someBytes(format: FormatId, columns: number): Uint8Array<ArrayBuffer> {
@@ -29,7 +29,8 @@ function someBytes(format: FormatId, columns: number): Uint8Array<ArrayBuffer> {
   );
 }
 
-async function embed(format: FormatId, columns: number, tokens: readonly number[], mode: Mode) {
+async function embed(format: FormatId, columns: number, tokens: readonly number[], mode: Mode, scale?: number) {
+  const operation: EmbedOperation = scale === undefined ? plain : { ...plain, scale };
   const bytes = someBytes(format, columns);
   const { spec, graph, weights } = tinyGraph({
     rows: 1,
@@ -81,7 +82,8 @@ async function embed(format: FormatId, columns: number, tokens: readonly number[
   const expected = new Float32Array((builder.bytes.get('y') as number) / 4);
   tokens.forEach((token, t) => {
     const at = Math.min(token, VOCABULARY - 1);
-    expected.set(table.subarray(at * columns, (at + 1) * columns), t * columns);
+    const row = table.subarray(at * columns, (at + 1) * columns);
+    expected.set(scale === undefined ? row : row.map((value) => value * Math.fround(scale)), t * columns);
   });
   return { found: new Float32Array(out as ArrayBuffer), expected };
 }
@@ -103,6 +105,13 @@ test('rows wider than a workgroup, and of any width', async () => {
   ] as const) {
     const { found, expected } = await embed(id, columns, [3, 3, 1, 0], 'prompt');
     sameBits(found, expected, `${id} of ${columns} columns`);
+  }
+});
+
+test('embeddings are multiplied with their scale, in fours and one by one', async () => {
+  for (const columns of [64, 61]) {
+    const { found, expected } = await embed('F16', columns, [4, 0, 2], 'step', Math.sqrt(columns));
+    sameBits(found, expected, `${columns} columns`);
   }
 });
 

@@ -29,9 +29,10 @@ interface Shape {
   readonly rows: number;
   readonly columns: number;
   readonly bias?: boolean;
+  readonly softcap?: number;
 }
 
-function product({ format, rows, columns, bias = false }: Shape, kind: 'linear' | 'head' = 'linear'): Tiny {
+function product({ format, rows, columns, bias = false, softcap }: Shape, kind: 'linear' | 'head' = 'linear'): Tiny {
   const weights: Record<string, TinyWeight> = {
     w: { format, shape: [rows, columns], bytes: randomWeight(format, rows * columns, rows) },
   };
@@ -41,7 +42,7 @@ function product({ format, rows, columns, bias = false }: Shape, kind: 'linear' 
   return tinyGraph({
     rows: ROWS,
     inputs: { x: nastyRows(ROWS, columns, columns) },
-    operations: [kind === 'head' ? head : linear],
+    operations: [kind === 'head' ? (softcap === undefined ? head : { ...head, softcap }) : linear],
     widths: { y: rows },
     output: 'y',
     weights,
@@ -124,8 +125,9 @@ describe('head on the GPU', () => {
   for (const shape of [
     { format: 'Q6_K', rows: ROWS, columns: 512 },
     { format: 'F16', rows: ROWS, columns: 100 },
-  ] as const) {
-    test(`${shape.format}: the rows that are wanted, in both modes alike`, async () => {
+    { format: 'BF16', rows: ROWS, columns: 100, softcap: 3 },
+  ] as const satisfies readonly Shape[]) {
+    test(`${shape.format}: the rows that are wanted, in both modes alike${'softcap' in shape ? ', capped' : ''}`, async () => {
       const { format, rows } = shape;
       const tiny = product(shape, 'head');
       const name = `head-${format.toLowerCase()}`;

@@ -41,6 +41,11 @@ const layers = [
   'one expert',
   'experts that no row picks',
   'widths that fit nothing',
+  'a router with an input of its own, scales of experts',
+  'a router with an input of its own, encoded otherwise than the experts’',
+  'biases of experts, clamped SwiGLU',
+  'biases of experts at widths that fit nothing',
+  'weights on the inputs of experts with biases, three of 6',
 ] as const;
 
 const softmax: RouterSpec = { gating: 'softmax', selectionBias: false, normalise: true, scale: 1 };

@@ -1,5 +1,5 @@
 /**
- * Laws 3 and 4 for what the GPU does to each row by itself: norms, rotation, gating and sums, at widths that are no
+ * Laws 3 and 4 for what the GPU does to each row by itself: norms, rotation, gating, scaling and sums, at widths that are no
  * multiple of a vector or of what a workgroup takes at once.
  */
 
@@ -12,9 +12,9 @@ import { Recorder } from '../../src/backend/gpu/recorder.ts';
 import { gpuRows } from '../../src/backend/gpu/rows.ts';
 import type { KernelRequest } from '../../src/backend/kernel.ts';
 import type { Operation, OperationKind } from '../../src/model/graph.ts';
-import type { RopeScaling } from '../../src/model/spec.ts';
+import type { Activation, RopeScaling } from '../../src/model/spec.ts';
 import { gaussians, nastyRows, random } from '../conformance/support/blocks.ts';
-import { ROWS, sameBits } from '../conformance/support/compare.ts';
+import { near, ROWS, sameBits } from '../conformance/support/compare.ts';
 import { requestFor } from '../conformance/support/requests.ts';
 import { f32Weight, rowsStep, type TinyWeight, tinyGraph, tinyPlan } from '../conformance/support/tiny-graph.ts';
 import { closeGpuTestDevice, gpuTestDevice } from '../support/gpu.ts';
@@ -92,6 +92,97 @@ describe('norm with a rest', () => {
       });
     });
   }
+});
+
+test('norm without weights, whole and in groups', async () => {
+  for (const [group, groups] of [
+    [67, 1],
+    [64, 3],
+  ] as const) {
+    const width = group * groups;
+    await check(`norm of ${groups} × ${group} without weights`, {
+      inputs: { x: nastyRows(ROWS, width, width) },
+      operation: { kind: 'norm', layer: 0, input: 'x', epsilon: 1e-5, group, output: 'y' },
+      width,
+    });
+  }
+});
+
+test('scale: by a factor, by a weight besides, and all but the end of a row', async () => {
+  assert.equal(rowsOf('scale').length, 1);
+  for (const width of [1, 67, 260]) {
+    for (const [weight, rest] of [
+      [undefined, undefined],
+      ['w', undefined],
+      [undefined, Math.ceil(width / 2)],
+      ['w', 1],
+    ] as const) {
+      await check(`scale of ${width}, all but ${rest}`, {
+        inputs: { x: nastyRows(ROWS, width, width) },
+        operation: { kind: 'scale', layer: 0, input: 'x', factor: -0.3, weight, rest, output: 'y' },
+        width,
+        weights: weight === undefined ? {} : { w: f32Weight(Float32Array.of(0.7), 1) },
+      });
+    }
+  }
+});
+
+describe('gate', () => {
+  for (const activation of ['sigmoid', 'softplus'] as const) {
+    for (const [gates, share] of [
+      [1, 5],
+      [4, 96],
+      [67, 1],
+    ] as const) {
+      test(`${activation}: ${gates} gates for ${share} each`, () =>
+        check(`${activation} of ${gates} × ${share}`, {
+          inputs: { x: nastyRows(ROWS, gates * share, gates), g: nastyRows(ROWS, gates, share) },
+          operation: { kind: 'gate', layer: 0, input: 'x', gate: 'g', activation, output: 'y' },
+          width: gates * share,
+        }));
+    }
+  }
+});
+
+describe('activations', () => {
+  const clamped: Activation = { kind: 'clampedSwiglu', alpha: 1.702, limit: 7 };
+  for (const activation of ['geluTanh', clamped] as const) {
+    const name = typeof activation === 'object' ? activation.kind : activation;
+    for (const width of [1, 68, 1027]) {
+      test(`${name}: ${width} wide`, () =>
+        check(`${name} of ${width}`, {
+          inputs: { left: nastyRows(ROWS, width, width), right: nastyRows(ROWS, width, width + 1) },
+          operation: { kind: 'glu', layer: 0, gate: 'left', up: 'right', activation, output: 'y' },
+          width,
+        }));
+    }
+  }
+
+  test('clamped SwiGLU holds gates from above and ups from both sides, and loses no NaN', async () => {
+    const act = (g: number, u: number) => (g / (1 + Math.exp(-1.702 * g))) * (u + 1);
+    const pairs = [
+      [7, 7],
+      [7.5, 100],
+      [1e30, 7],
+      [1, -7],
+      [1, -1e30],
+      [Number.NaN, 1],
+      [1, Number.NaN],
+    ] as const;
+    const column = (of: 0 | 1) =>
+      Float32Array.from({ length: ROWS * pairs.length }, (_, i) => pairs[i % pairs.length]?.[of] as number);
+    const tiny = tinyGraph({
+      rows: ROWS,
+      inputs: { left: column(0), right: column(1) },
+      operations: [{ kind: 'glu', layer: 0, gate: 'left', up: 'right', activation: clamped, output: 'y' }],
+      widths: { y: pairs.length },
+      output: 'y',
+    });
+    const found = await onGpu(tiny, {}, ({ run }) => run(rowsStep('step', 0, 1)));
+    const expected = [act(7, 7), act(7, 7), act(7, 7), act(1, -7), act(1, -7)];
+    near(found.slice(0, 5), Float32Array.from(expected), 1e-6, 'clamped SwiGLU');
+    assert.ok(Number.isNaN(found[5]) && Number.isNaN(found[6]));
+  });
 });
 
 describe('rope', () => {
@@ -176,10 +267,10 @@ describe('rope', () => {
   });
 });
 
-describe('glu, add and scale', () => {
-  for (const kind of ['glu', 'add', 'scale'] as const) assert.equal(rowsOf(kind).length, 1);
+describe('glu, add and concat', () => {
+  assert.equal(rowsOf('glu').length + rowsOf('add').length + rowsOf('concat').length, 3);
   for (const width of [1, 4, 67, 1028]) {
-    test(`glu, add and scale: ${width} wide`, async () => {
+    test(`glu, add and concat: ${width} wide`, async () => {
       const inputs = { left: nastyRows(ROWS, width, width), right: nastyRows(ROWS, width, width + 1) };
       await check(`glu of ${width}`, {
         inputs,
@@ -191,13 +282,12 @@ describe('glu, add and scale', () => {
         operation: { kind: 'add', layer: 0, left: 'left', right: 'right', output: 'y' },
         width,
       });
-      for (const rest of [undefined, Math.ceil(width / 2)]) {
-        await check(`scale of ${width}, all but ${rest}`, {
-          inputs: { left: inputs.left },
-          operation: { kind: 'scale', layer: 0, input: 'left', factor: -0.22, rest, output: 'y' },
-          width,
-        });
-      }
+      const narrow = nastyRows(ROWS, 3, width + 2);
+      await check(`concat of ${width}`, {
+        inputs: { left: inputs.left, narrow },
+        operation: { kind: 'concat', layer: 0, left: 'narrow', right: 'left', output: 'y' },
+        width: width + 3,
+      });
     });
   }
 

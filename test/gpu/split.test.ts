@@ -19,7 +19,7 @@ import {
   stepOf,
   withDevice,
 } from '../support/device.ts';
-import { familyFile } from '../support/families.ts';
+import { familyFile, slackOf } from '../support/families.ts';
 import { closeGpuTestDevice, gpuTestDevice } from '../support/gpu.ts';
 import { PickCounter } from '../support/pick-counter.ts';
 import { f32Of, i32Of, readSafetensors } from '../support/safetensors.ts';
@@ -30,9 +30,9 @@ const SEQUENCES = 4;
 /** Of each sequence: a prompt, then steps. */
 const PROMPT = 40;
 const POSITIONS = PROMPT + 8;
-/** Experts that a row takes, of both families. */
+/** Experts that a row takes, of all families. */
 const USED = 2;
-/** Of both. */
+/** Of all. */
 const VOCABULARY = 512;
 
 const base: DeviceOptions = { context: PAGE_ROWS, batch: 64, sessions: SEQUENCES, cache: 'f32', threads: 2 };
@@ -130,11 +130,14 @@ async function walk({ executable, spec }: DeviceModel, tokens: readonly Int32Arr
   return logits;
 }
 
-function checkLogits(found: Logits, expected: Logits, what: string): void {
+function checkLogits(found: Logits, expected: Logits, what: string, slack: number): void {
   for (const [sequence, rows] of expected.entries()) {
     for (const [position, row] of rows.entries()) {
       const error = relativeRms(found[sequence]?.[position] as Float32Array, row);
-      assert.ok(error <= MOST_RMS, `${what}, sequence ${sequence}, position ${position}: a relative RMS of ${error}`);
+      assert.ok(
+        error <= slack * MOST_RMS,
+        `${what}, sequence ${sequence}, position ${position}: a relative RMS of ${error}`,
+      );
     }
   }
 }
@@ -165,7 +168,7 @@ async function checkModel(model: DeviceModel, family: string, stays: boolean): P
   const all = [...ways, ...ways.slice(0, 1)];
   for (const way of all) {
     const found = await walk(model, tokens, way);
-    checkLogits(found, expected, JSON.stringify(way.chunks));
+    checkLogits(found, expected, JSON.stringify(way.chunks), slackOf(family));
     if (stays && before !== undefined) checkBits(found, before);
     before = found;
   }
@@ -217,6 +220,9 @@ const cases: readonly {
       { expertCache: 'lfu:3', gpuLayers: 2, slots: 3 },
     ],
   },
+  // Biases of experts; and a router with rows of its own, beside a dense block.
+  { family: 'gpt-oss', options: [{ expertCache: 'static:9', slots: 9 }] },
+  { family: 'gemma4-moe', options: [{ expertCache: 'slru:11', slots: 11 }] },
 ];
 
 for (const { family, options } of cases) {
@@ -231,7 +237,7 @@ for (const { family, options } of cases) {
           own[position] as Float32Array,
           known.subarray(position * VOCABULARY, (position + 1) * VOCABULARY),
         );
-        assert.ok(error <= MOST_RMS, `position ${position}: a relative RMS of ${error}`);
+        assert.ok(error <= slackOf(family) * MOST_RMS, `position ${position}: a relative RMS of ${error}`);
       }
     });
 

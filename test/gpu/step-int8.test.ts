@@ -134,6 +134,12 @@ describe('fused operations of bytes on the GPU', () => {
   });
 });
 
+test('experts with biases and a clamped activation', async () => {
+  const tiny = moeGraph(moeCases['biases of experts, clamped SwiGLU'] as (typeof moeCases)[string]);
+  assert.deepEqual(stepRows(tiny), ['moe-step-int8']);
+  await checkGpuRows(tiny, { tolerance: () => 1.5 * tolerance, options: { adapter }, what: 'experts with biases' });
+});
+
 /** The layer of `moeCases` of K formats, and what it is added to. */
 function fusedMoe(): Tiny {
   const bare = moeGraph(moeCases['softmax, normalised'] as (typeof moeCases)[string]);

@@ -36,6 +36,8 @@ export interface DeviceOptions extends PlanOptions {
   readonly cuts?: readonly Cut[];
   /** Whether what predicts further ahead is there, too. */
   readonly mtp?: boolean;
+  /** Changes what the file's head says, before it is read. */
+  alter?(file: ModelFile): ModelFile;
 }
 
 /** A GPU for plans, which need none to be there. */
@@ -51,7 +53,7 @@ export const aCard: AdapterFacts = {
 
 /** A plan for a graph, as the engine would make it on a machine of 2 cores and 8 GiB. */
 export function planFor(given: Pick<DeviceModel, 'spec' | 'graph' | 'weights'>, options: DeviceOptions = {}): Plan {
-  const { features, adapter, cuts, mtp, ...planOptions } = options;
+  const { features, adapter, cuts, mtp, alter, ...planOptions } = options;
   const request: PlanRequest = {
     ...given,
     ignored: [],
@@ -70,7 +72,7 @@ export function backendOf({ device }: Pick<Plan, 'device'>): Backend {
 export async function openDevice(path: string, options: DeviceOptions, gpu?: Gpu): Promise<DeviceModel> {
   const file: ModelFile = await openModelFile(await nodeModelSource(path));
   try {
-    const { spec, weights, sources } = readModel(file, { mtp: options.mtp });
+    const { spec, weights, sources } = readModel(options.alter?.(file) ?? file, { mtp: options.mtp });
     const graph = buildGraph(spec);
     const plan = planFor({ spec, graph, weights }, options);
     const request = { plan, programs: programsOf(plan), spec, graph, weights, sources };

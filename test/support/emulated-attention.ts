@@ -12,7 +12,7 @@ import type { GpuRow } from '../../src/backend/gpu/row.ts';
 import { writeStep } from '../../src/backend/gpu/step-buffer.ts';
 import type { AttentionOperation, RotateOperation } from '../../src/model/graph.ts';
 import { type Inputs, type Shape, sequences } from '../conformance/support/attention-cases.ts';
-import type { Tiny } from '../conformance/support/tiny-graph.ts';
+import { bytesOf, type Tiny } from '../conformance/support/tiny-graph.ts';
 import { gpuTestDevice } from './gpu.ts';
 
 const functions = (code: string) => {
@@ -127,6 +127,12 @@ export interface EmulatedAttention {
   };
 }
 
+/** A weight that the graph has, as values; undefined for one that it only names. */
+function f32WeightOf(tiny: Tiny, name: string): Float32Array<ArrayBuffer> | undefined {
+  if (!tiny.weights.has(name)) return undefined;
+  return new Float32Array(Uint8Array.from(bytesOf(tiny, name)).buffer);
+}
+
 /** Runs the attention of a graph by two rows of the table, whatever they need: its inputs are rows by token, as in the graph. */
 export async function emulatedAttention(given: EmulatedAttention): Promise<(step: Step) => Promise<Float32Array>> {
   const { rows, tiny, inputs, shape, context, pages, turned } = given;
@@ -190,7 +196,7 @@ export async function emulatedAttention(given: EmulatedAttention): Promise<(step
     }
     if (binding.kind === 'rope') return heldBuffer('angles', turned?.angles);
     const { name } = binding as { readonly name: string };
-    if (binding.kind === 'weight') return heldBuffer(name, turned?.weights[name]);
+    if (binding.kind === 'weight') return heldBuffer(name, turned?.weights[name] ?? f32WeightOf(tiny, name));
     return valueBuffer(name);
   };
   const pipelines = new Map<string, Promise<GPUComputePipeline>>();

@@ -35,9 +35,6 @@ export function filesOf(family: string): readonly string[] {
   return familiesInFolders.includes(family) ? ['model.gguf', 'model.safetensors'] : ['model.gguf'];
 }
 
-/** Families that the GPU refuses, by name, for what its kernels do not serve yet. */
-export const refusedByGpu: readonly string[] = ['gpt-oss', 'gemma3', 'gemma4-moe', 'llama4', 'laguna', 'granitemoe'];
-
 /** @param file `model.gguf`, `model.safetensors` (its config.json is beside it) or `expected.safetensors` */
 export function familyFile(family: string, file: string): string {
   return fileURLToPath(new URL(`../fixtures/families/${family}/${file}`, import.meta.url));

@@ -86,3 +86,25 @@ function weightsOf(): Weights {
 }
 
 export const mixedModel = { spec, weights: weightsOf() };
+
+/** With its last layer once more, as one that predicts further ahead. */
+export const mixedModelAhead = { spec: specAhead(), weights: weightsAhead() };
+
+function specAhead(): ModelSpec {
+  const [, , layer] = spec.layers;
+  if (layer === undefined) throw new Error('the model has three layers');
+  const norms = { embeddingNorm: norm, hiddenNorm: norm, finalNorm: norm };
+  return { ...spec, mtp: { layer, ...norms, ownEmbedding: false, ownHead: false } };
+}
+
+function weightsAhead(): Weights {
+  const all = new Map(mixedModel.weights);
+  const add = (name: string, weight: Omit<Weight, 'name'>) => void all.set(name, { ...weight, name });
+  for (const [name, weight] of mixedModel.weights) {
+    if (name.startsWith('layers.2.')) add(name.replace('layers.2.', 'layers.3.'), weight);
+    if (name === 'finalNorm')
+      for (const part of ['embeddingNorm', 'hiddenNorm', 'finalNorm']) add(`mtp.${part}`, weight);
+  }
+  add('mtp.projection', { format: 'Q4_K', shape: [256, 512], parts: [], bytes: formatBytes('Q4_K', 256 * 512) });
+  return all;
+}

@@ -2,13 +2,12 @@
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { mixedModel } from '../../../test/support/mixed-model.ts';
+import { mixedModel, mixedModelAhead } from '../../../test/support/mixed-model.ts';
 import { OutOfMemoryError } from '../../errors.ts';
 import { cachedLayersOf, cutGraph, weightsOfGraph } from '../../model/cut.ts';
 import { buildGraph } from '../../model/decoder.ts';
 import { expertsGraph } from '../../model/experts-graph.ts';
 import type { Graph, Operation } from '../../model/graph.ts';
-import type { LayerSpec, ModelSpec } from '../../model/spec.ts';
 import type { Weight, Weights } from '../../model/weights.ts';
 import { formatBytes } from '../../quant/index.ts';
 import { PAGE_ROWS } from '../backend.ts';
@@ -20,6 +19,7 @@ import { cpuRows } from './rows.ts';
 
 const { spec, weights } = mixedModel;
 const graph = buildGraph(spec);
+const ahead = { ...mixedModelAhead, graph: buildGraph(mixedModelAhead.spec) };
 
 function rowOf(operation: Operation, given: Weights): CpuRow {
   const weight = 'weight' in operation ? operation.weight : undefined;
@@ -144,10 +144,10 @@ const variants: Readonly<Record<string, Partial<LayoutOptions>>> = {
   'a prompt of one row': { promptRows: 1, threads: 1 },
   'a long prompt and a context that fills no page': { promptRows: 513, context: 500 },
   'experts of a layer beside a part with a cache': apart([1], cutGraph(graph, [2])[1]),
-  'a layer that predicts further ahead': ahead(),
+  'a layer that predicts further ahead': ahead,
   'experts of a layer beside a part that predicts further ahead': {
-    ...ahead(),
-    graph: expertsGraph(graph, new Set([1]), cutGraph(buildGraph(aheadSpec()), [2])[1]),
+    ...ahead,
+    graph: expertsGraph(graph, new Set([1]), cutGraph(ahead.graph, [2])[1]),
   },
   'experts alone, few pairs in small arenas': { ...apart([1, 2]), expertPairs: 5, arenaBytes: 2 ** 18 },
 };
@@ -155,36 +155,6 @@ const variants: Readonly<Record<string, Partial<LayoutOptions>>> = {
 function apart(layers: readonly number[], rest?: Graph): Partial<LayoutOptions> {
   const own = expertsGraph(graph, new Set(layers), rest);
   return { graph: own, weights: weightsOfGraph(own, weights) };
-}
-
-function aheadSpec(): ModelSpec {
-  const layer = spec.layers[2] as LayerSpec;
-  const norm = { epsilon: 1e-6 };
-  return {
-    ...spec,
-    mtp: { layer, embeddingNorm: norm, hiddenNorm: norm, finalNorm: norm, ownEmbedding: false, ownHead: false },
-  };
-}
-
-/** The last layer once more, as one that predicts further ahead. */
-function ahead(): Partial<LayoutOptions> {
-  const own = new Map(weights);
-  const add = (name: string, weight: Weight) => void own.set(name, { ...weight, name });
-  for (const [name, weight] of weights) {
-    if (name.startsWith('layers.2.')) add(name.replace('layers.2.', 'layers.3.'), weight);
-  }
-  for (const name of ['embeddingNorm', 'hiddenNorm', 'finalNorm']) {
-    add(`mtp.${name}`, weights.get('finalNorm') as Weight);
-  }
-  const shape = [256, 512];
-  own.set('mtp.projection', {
-    name: 'mtp.projection',
-    format: 'Q4_K',
-    shape,
-    parts: [],
-    bytes: formatBytes('Q4_K', 256 * 512),
-  });
-  return { spec: aheadSpec(), graph: buildGraph(aheadSpec()), weights: own };
 }
 
 /** What is read when a run has ended, and until the next one of its kind. */

@@ -2,9 +2,10 @@
 
 import { DisposedError, InternalError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
 import type { ExpertWatcher } from '../../experts/watch.ts';
+import { type Operation, ownOperations } from '../../model/graph.ts';
 import { platform } from '../../platform/index.ts';
 import type { Platform } from '../../platform/platform.ts';
-import type { Backend, DeviceBandwidth, Executable, PrepareRequest, RunProfile, Step } from '../backend.ts';
+import type { Backend, DeviceBandwidth, Executable, MtpRunner, PrepareRequest, RunProfile, Step } from '../backend.ts';
 import { checkStep, incomingRows } from '../check-step.ts';
 import { measureGpuBandwidth } from './bandwidth.ts';
 import type { Binding, RunShape } from './builder.ts';
@@ -14,6 +15,7 @@ import { GpuDrawer } from './drawer.ts';
 import { allFinite } from './finite.ts';
 import { fuse } from './fuse.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
+import { gpuMtpRunner, type ReadPart } from './mtp-run.ts';
 import { planeMaker } from './plane-pool.ts';
 import { type DispatchTime, profileRun } from './profile.ts';
 import { readBuffer } from './readback.ts';
@@ -49,8 +51,9 @@ async function prepare(request: PrepareRequest, place: Platform, lent: Gpu | und
     const recorder = await Recorder.make(gpu, program.dispatches, bufferOf);
     const planes = planeMaker(place, request);
     await storeOnGpu(request, gpu, { buffers: weights, planes }).finally(() => planes.close());
+    const ahead = program.mtp && (await Recorder.make(gpu, program.mtp, bufferOf));
     const split = await makeSplit(request, { gpu, program, recorder, bufferOf, platform: place });
-    return new GpuExecutable(request, { gpu, program, buffers, recorder, split, release });
+    return new GpuExecutable(request, { gpu, program, buffers, recorder, ahead, split, release });
   } catch (error) {
     release();
     // Mapped memory that cannot be had is no event of the device.
@@ -98,6 +101,7 @@ export class GpuExecutable implements Executable {
   readonly bytes: number;
   /** Where the device has the whole model. */
   readonly drawer: GpuDrawer | undefined;
+  readonly mtp?: MtpRunner;
   readonly #request: PrepareRequest;
   readonly #gpu: Gpu;
   readonly #program: GpuProgram;
@@ -107,10 +111,13 @@ export class GpuExecutable implements Executable {
   readonly #split: SplitRun | undefined;
   readonly #release: () => void;
   readonly #words: Uint32Array<ArrayBuffer>;
+  readonly #operations: readonly Operation[];
   #readback: GPUBuffer | undefined;
   /** When what was last read is in {@link #readback}. */
   #mapped: Promise<unknown> | undefined;
   #rows = 0;
+  /** Of the last run what is predicted from further ahead; empty where nothing is. */
+  #given = new Float32Array(0);
   /** When the last run was submitted. */
   #submittedMs = 0;
   #disposed = false;
@@ -123,6 +130,8 @@ export class GpuExecutable implements Executable {
       readonly program: GpuProgram;
       readonly buffers: DeviceBuffers;
       readonly recorder: Recorder;
+      /** Of what predicts further ahead. */
+      readonly ahead: Recorder | undefined;
       readonly split: SplitRun | undefined;
       /** Gives the device's memory back. */
       readonly release: () => void;
@@ -136,7 +145,17 @@ export class GpuExecutable implements Executable {
     this.#split = made.split;
     this.#release = made.release;
     this.#words = new Uint32Array(made.program.step.words);
+    this.#operations = ownOperations(request.graph);
     this.bytes = made.buffers.bytes + (made.split?.bytes ?? 0);
+    const { graph } = request;
+    if (graph.mtp !== undefined && made.ahead !== undefined) {
+      this.mtp = gpuMtpRunner(graph, graph.mtp, made.ahead, {
+        given: () => this.#given,
+        begin: (step, operations) => this.#begin(step, { operations }),
+        encoder: () => made.gpu.device.createCommandEncoder(),
+        read: (encoder, parts) => this.#read(encoder, parts),
+      });
+    }
     const { sampling } = made.program;
     // The host has a part in each step anyway.
     if (sampling !== undefined && this.#split === undefined) {
@@ -151,20 +170,24 @@ export class GpuExecutable implements Executable {
 
   /**
    * Checks a step and puts it where the next submission reads it.
-   * @param slots of which a token may be the one drawn last
+   * @param more.slots of which a token may be the one drawn last
+   * @param more.operations of the run; default: the model's own
    */
-  #begin(step: Step, slots = 0): { readonly shape: RunShape } {
+  #begin(
+    step: Step,
+    { slots = 0, operations = this.#operations }: { slots?: number; operations?: readonly Operation[] } = {},
+  ): { readonly shape: RunShape } {
     if (this.#disposed) throw new DisposedError('the GPU backend');
     const { plan, spec, graph } = this.#request;
     const { queue } = this.#gpu.device;
     this.#gpu.check();
     checkStep(step, plan, spec.vocabulary, slots);
-    const incoming = incomingRows(graph, step, graph.operations);
+    const incoming = incomingRows(graph, step, operations);
     const used = writeStep(step, this.#program.step, this.#words);
     queue.writeBuffer(this.#buffers.step, 0, this.#words, 0, used);
     const target = incoming && this.#buffers.named(incoming.name);
     if (target !== undefined) queue.writeBuffer(target, 0, new Float32Array(incoming?.rows ?? []));
-    this.#rows = step.tokens.length;
+    if (operations === this.#operations) this.#rows = step.tokens.length;
     const visible = step.positions.reduce((most, position) => Math.max(most, position + 1), 0);
     const alone = new Set(step.sequences).size === step.sequences.length;
     return { shape: { rows: step.tokens.length, wanted: step.wanted.length, visible, alone } };
@@ -175,30 +198,41 @@ export class GpuExecutable implements Executable {
     step: Step,
     draws?: Pick<RunShape, 'drawn' | 'adjusts'>,
   ): { readonly encoder: GPUCommandEncoder; readonly shape: RunShape } {
-    const { shape } = this.#begin(step, draws && this.drawer?.slots);
+    const { shape } = this.#begin(step, { slots: draws && this.drawer?.slots });
     const encoder = this.#gpu.device.createCommandEncoder();
     this.#recorder.record(encoder, step.mode, { ...shape, ...draws });
     return { encoder, shape };
   }
 
   async run(step: Step): Promise<Float32Array> {
-    const { outgoing, logits, widths } = this.#request.graph;
     if (this.#split !== undefined) return this.#runSplit(step, this.#split);
-    const { encoder, shape } = this.#encode(step);
-    const [name, rows] = outgoing === undefined ? [logits, shape.wanted] : [outgoing, shape.rows];
-    const given = await this.#read(encoder, name, rows * (widths[name] as number));
+    const { encoder } = this.#encode(step);
+    const given = await this.#read(encoder, this.#outcome(step));
     if (!allFinite(given)) throw await this.#notFinite(step);
-    return given;
+    return this.#keep(step, given);
+  }
+
+  /** What is read of a run: logits, or the rows for another part, and what is predicted from further ahead. */
+  #outcome({ tokens, wanted }: Step): readonly [ReadPart, ...ReadPart[]] {
+    const { outgoing, logits, widths, mtp } = this.#request.graph;
+    const part = (name: string, rows: number) => ({ name, count: rows * (widths[name] as number) });
+    const first = outgoing === undefined ? part(logits, wanted.length) : part(outgoing, tokens.length);
+    return mtp === undefined ? [first] : [first, part(mtp.given, tokens.length)];
+  }
+
+  /** Keeps what another run goes on from. @returns the rest */
+  #keep(step: Step, given: Float32Array): Float32Array {
+    const [{ count }] = this.#outcome(step);
+    this.#given = given.subarray(count) as Float32Array<ArrayBuffer>;
+    return given.subarray(0, count);
   }
 
   /** The same with experts elsewhere. */
   async #runSplit(step: Step, split: SplitRun): Promise<Float32Array> {
-    const { outgoing, logits, widths } = this.#request.graph;
-    const [name, rows] = outgoing === undefined ? [logits, step.wanted.length] : [outgoing, step.tokens.length];
     let met: NonFiniteError | undefined;
     try {
-      const given = await this.#runSplitUpTo(step, split, { name, count: rows * (widths[name] as number) });
-      if (allFinite(given)) return given;
+      const given = await this.#runSplitUpTo(step, split, { parts: this.#outcome(step) });
+      if (allFinite(given)) return this.#keep(step, given);
     } catch (error) {
       if (!(error instanceof NonFiniteError)) throw error;
       met = error;
@@ -211,14 +245,14 @@ export class GpuExecutable implements Executable {
   async #runSplitUpTo(
     step: Step,
     split: SplitRun,
-    { name, count, end }: { readonly name: string; readonly count: number; readonly end?: number },
+    { parts, end }: { readonly parts: readonly ReadPart[]; readonly end?: number },
   ): Promise<Float32Array> {
     const { shape } = this.#begin(step);
     this.#recorder.dispatches = 0;
     const { encoder, submitted } = await split.run(step.mode, shape, end);
     if (this.#disposed) throw new DisposedError('the GPU backend');
     // Read first: that submits the rest.
-    const reading = this.#read(encoder, name, count);
+    const reading = this.#read(encoder, parts);
     // Nothing of a run is on its way when it ends: the next one reads into the same buffer.
     const [given, done] = await Promise.allSettled([reading, submitted()]);
     for (const outcome of [given, done]) if (outcome.status === 'rejected') throw outcome.reason;
@@ -259,16 +293,14 @@ export class GpuExecutable implements Executable {
   /** A named value of the last run, where no later one has taken its place. */
   async value(name: string): Promise<Float32Array> {
     const width = this.#request.graph.widths[name] as number;
-    return this.#read(this.#gpu.device.createCommandEncoder(), name, this.#rows * width);
+    return this.#read(this.#gpu.device.createCommandEncoder(), [{ name, count: this.#rows * width }]);
   }
 
-  /** Ends and submits what `encoder` holds, and reads the first `count` f32 of a buffer afterwards. */
-  async #read(encoder: GPUCommandEncoder, name: string, count: number): Promise<Float32Array> {
+  /** Ends and submits what `encoder` holds, and reads parts of buffers afterwards, one behind the other. */
+  async #read(encoder: GPUCommandEncoder, parts: readonly ReadPart[]): Promise<Float32Array> {
     const { device } = this.#gpu;
-    // Where nothing is read, something is all the same: that the run is done.
-    const source = count === 0 ? this.#buffers.step : this.#buffers.named(name);
+    const count = parts.reduce((sum, part) => sum + part.count, 0);
     const bytes = Math.max(count, 1) * 4;
-    if (source === undefined) throw new InternalError(`no value is called ${name}`);
     if (this.#readback === undefined || this.#readback.size < bytes) {
       this.#readback?.destroy();
       this.#readback = device.createBuffer({
@@ -277,7 +309,15 @@ export class GpuExecutable implements Executable {
         usage: MAP_READ | COPY_DST,
       });
     }
-    encoder.copyBufferToBuffer(source, 0, this.#readback, 0, bytes);
+    // Where nothing is read, something is all the same: that the run is done.
+    if (count === 0) encoder.copyBufferToBuffer(this.#buffers.step, 0, this.#readback, 0, 4);
+    let at = 0;
+    for (const part of parts) {
+      const source = this.#buffers.named(part.name);
+      if (source === undefined) throw new InternalError(`no value is called ${part.name}`);
+      if (part.count > 0) encoder.copyBufferToBuffer(source, 0, this.#readback, at, part.count * 4);
+      at += part.count * 4;
+    }
     device.queue.submit([encoder.finish()]);
     this.#submittedMs = performance.now();
     const read = readBuffer(this.#gpu, this.#readback, { bytes, what: 'result', ended: () => this.#disposed });
@@ -327,10 +367,10 @@ export class GpuExecutable implements Executable {
       const { shape: run } = this.#begin(step);
       const encoder = this.#gpu.device.createCommandEncoder();
       this.#recorder.recordRange(encoder, step.mode, { run, first: 0, end: upTo.end });
-      return allFinite(await this.#read(encoder, upTo.name, upTo.count));
+      return allFinite(await this.#read(encoder, [upTo]));
     }
     try {
-      return allFinite(await this.#runSplitUpTo(step, this.#split, upTo));
+      return allFinite(await this.#runSplitUpTo(step, this.#split, { parts: [upTo], end: upTo.end }));
     } catch (error) {
       if (error instanceof NonFiniteError) return false;
       throw error;

@@ -2,8 +2,12 @@
 
 import type { Graph, MoeOperation } from '../../model/graph.ts';
 
-/** @returns nothing where that layer does not norm its rows itself, or this one leaves something else than them */
+/**
+ * @returns nothing where that layer does not norm its rows itself, its router has rows of its own, or this one leaves something
+ * else than the next one's rows
+ */
 export function foreseenAfter(fused: Graph, { layer: before, add }: MoeOperation): MoeOperation | undefined {
   const next = fused.operations.find(({ kind, layer }) => kind === 'moe' && layer > before);
-  return next?.kind === 'moe' && next.norm !== undefined && add !== undefined ? next : undefined;
+  if (next?.kind !== 'moe' || next.norm === undefined || next.routerInput !== undefined) return undefined;
+  return add === undefined ? undefined : next;
 }

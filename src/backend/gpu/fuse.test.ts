@@ -5,7 +5,7 @@ import { describe, test } from 'node:test';
 import { mixedModel } from '../../../test/support/mixed-model.ts';
 import { buildGraph } from '../../model/decoder.ts';
 import { expertsGraph } from '../../model/experts-graph.ts';
-import type { Graph, Operation } from '../../model/graph.ts';
+import type { AttentionOperation, Graph, Operation } from '../../model/graph.ts';
 import { fuse } from './fuse.ts';
 
 const norm = (input: string, output: string, group: number): Operation => ({
@@ -161,6 +161,141 @@ describe('fuse', () => {
     const gateRead = fuse(graphOf([...attention, ...dense], 'g'));
     assertWhole(gateRead);
     assert.ok(kinds(gateRead).includes('glu'));
+  });
+
+  test('what a fused operation has no place for stays as it is', () => {
+    const without = (output: string) =>
+      attention.map((operation): Operation => {
+        if (operation.kind !== 'norm' || operation.output !== output) return operation;
+        const { weight: _, ...unweighted } = operation;
+        return unweighted;
+      });
+    // Norms without weights, of queries and of rows.
+    const queries = fuse(graphOf([...without('qn'), ...dense]));
+    assertWhole(queries);
+    assert.ok(kinds(queries).includes('rope') && !kinds(queries).includes('rotate'));
+    const rows = fuse(graphOf([...without('a'), ...dense]));
+    assertWhole(rows);
+    assert.deepEqual(kinds(rows).slice(0, 4), ['embed', 'norm', 'project', 'rotate']);
+    assert.ok(rows.operations[2]?.kind === 'project' && rows.operations[2].norm === undefined);
+
+    // Norms behind the rotation, a norm on values, and values that are the keys.
+    const change = (changes: Readonly<Record<string, Operation>>, ...more: Operation[]) => {
+      const changed = attention.map((operation) => changes[operation.output] ?? operation);
+      const graph = { ...graphOf([...changed.slice(0, 8), ...more, ...changed.slice(8), ...dense]) };
+      const fused = fuse({ ...graph, widths: { ...graph.widths, vn: 8 } });
+      assertWhole(fused);
+      return kinds(fused);
+    };
+    const mixed = attention[8] as AttentionOperation;
+    const behind = change({
+      qn: rope('q', 'qn'),
+      qr: norm('qn', 'qr', 8),
+      kn: rope('k', 'kn'),
+      kr: norm('kn', 'kr', 8),
+    });
+    const valued = change({ mixed: { ...mixed, value: 'vn' } }, norm('v', 'vn', 8));
+    const shared = change({ mixed: { ...mixed, value: 'k' } });
+    for (const found of [behind, valued, shared]) assert.ok(!found.includes('rotate') && found.includes('attention'));
+  });
+
+  test('what attention does beyond its plain form stays with it', () => {
+    const beyond = {
+      reach: { kind: 'window', length: 4 },
+      sinks: 's',
+      temperature: { length: 8, scale: 0.1 },
+    } as const;
+    const asked = attention.map((operation) =>
+      operation.kind === 'attention' ? { ...operation, ...beyond } : operation,
+    );
+    const fused = fuse(graphOf([...asked, ...dense]));
+    assertWhole(fused);
+    const attend = fused.operations.find(({ kind }) => kind === 'attention') as AttentionOperation;
+    const { reach, sinks, temperature } = attend;
+    assert.ok(attend.rotated !== undefined);
+    assert.deepEqual({ reach, sinks, temperature }, beyond);
+  });
+
+  test('a gate that reads the same rows keeps their norm, and a norm behind a block its product', () => {
+    const gate: Operation = {
+      kind: 'gate',
+      layer: 0,
+      input: 'mixed',
+      gate: 'hg',
+      activation: 'softplus',
+      output: 'gm',
+    };
+    const [output, residual] = [
+      linear('gm', 'o'),
+      { kind: 'add', layer: 0, left: 'x', right: 'on', output: 'h' },
+    ] as const;
+    const graph = graphOf([
+      ...attention.slice(0, 4),
+      linear('a', 'hg'),
+      ...attention.slice(4, 9),
+      gate,
+      output,
+      norm('o', 'on', 32),
+      residual,
+      ...dense,
+    ]);
+    const fused = fuse({ ...graph, widths: { ...graph.widths, hg: 2, gm: 16, on: 32 } });
+    assertWhole(fused);
+    assert.deepEqual(kinds(fused).slice(0, 10), [
+      'embed',
+      'norm',
+      'project',
+      'linear',
+      'rotate',
+      'attention',
+      'gate',
+      'linear',
+      'norm',
+      'add',
+    ]);
+  });
+
+  test('a router with an input of its own keeps it', () => {
+    const moe: Operation = {
+      kind: 'moe',
+      layer: 0,
+      input: 'f',
+      routerInput: 'a',
+      prefix: 'm',
+      moe: {
+        experts: 4,
+        used: 2,
+        inner: 8,
+        activation: 'silu',
+        router: { gating: 'softmax', selectionBias: false, normalise: true, scale: 1 },
+      },
+      output: 'y',
+    };
+    const fused = fuse(graphOf([norm('x', 'a', 32), norm('x', 'f', 32), moe]));
+    assertWhole(fused);
+    const made = fused.operations.at(-1) as Extract<Operation, { kind: 'moe' }>;
+    assert.deepEqual([made.input, made.norm?.weight, made.routerInput], ['x', 'f.weight', 'a']);
+    assert.deepEqual(kinds(fused), ['embed', 'norm', 'moe']);
+  });
+
+  test('values in their keys, a rotation from further on and a norm with a rest are left as they are', () => {
+    const change = (output: string, more: object) =>
+      attention.map((operation) =>
+        operation.output === output ? ({ ...operation, ...more } as Operation) : operation,
+      );
+    for (const changed of [
+      change('mixed', { value: undefined }),
+      change('qr', { from: 4 }),
+      change('kr', { from: 4 }),
+      change('qn', { group: 4, rest: 4 }),
+    ]) {
+      const fused = fuse(graphOf([...changed, ...dense]));
+      assertWhole(fused);
+      assert.ok(!kinds(fused).includes('rotate'));
+      const kept = (graph: readonly Operation[]) =>
+        graph.filter(({ output }) => ['qn', 'kn', 'qr', 'kr', 'mixed'].includes(output));
+      assert.deepEqual(kept(fused.operations), kept(changed));
+    }
   });
 
   test('biases stay with their products, and a gate with one is not fused', () => {

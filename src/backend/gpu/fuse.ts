@@ -50,11 +50,17 @@ class Fusing {
       this.#makers.set(operation.output, operation);
       for (const name of inputsOf(operation)) this.#readers.set(name, (this.#readers.get(name) ?? 0) + 1);
     }
-    this.#readers.set(graph.logits, Number.POSITIVE_INFINITY);
+    const { logits, mtp } = graph;
+    for (const name of mtp === undefined ? [logits] : [logits, mtp.given, mtp.hidden, mtp.logits]) {
+      this.#readers.set(name, Number.POSITIVE_INFINITY);
+    }
   }
 
   result(): Graph {
-    const operations = this.#graph.operations.flatMap((operation) => this.#instead.get(operation) ?? [operation]);
+    const operations = this.#graph.operations.flatMap((operation): readonly Operation[] => {
+      const instead = this.#instead.get(operation) ?? [operation];
+      return operation.mtp === true ? instead.map((made) => ({ ...made, mtp: true })) : instead;
+    });
     return { ...this.#graph, operations, widths: this.#widths };
   }
 

@@ -4,8 +4,12 @@ import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { moeWeights, spec } from '../../../test/conformance/support/moe-cases.ts';
 import { f32Weight, tinyGraph } from '../../../test/conformance/support/tiny-graph.ts';
+import { aCard, planFor } from '../../../test/support/device.ts';
+import { mixedModelAhead } from '../../../test/support/mixed-model.ts';
+import { buildGraph } from '../../model/decoder.ts';
 import type { Operation } from '../../model/graph.ts';
 import { type Binding, HOST_MADE, HOST_PLACES } from './builder.ts';
+import { fuse } from './fuse.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
 import type { GpuRow } from './row.ts';
 import { gpuRows } from './rows.ts';
@@ -107,5 +111,55 @@ describe('a split layer', () => {
       assert.ok(!places.includes(undefined));
       assert.equal(new Set(places).size, touched.size, mode);
     }
+  });
+});
+
+describe('what predicts further ahead', () => {
+  const { spec: model, weights } = mixedModelAhead;
+  const graph = fuse(buildGraph(model));
+  const { operations } = planFor({ spec: model, graph: buildGraph(model), weights }, { device: 'gpu', adapter: aCard });
+  const rowsOf = (mode: 'prompt' | 'step') =>
+    operations.map(({ rows }) => gpuRows.find(({ name }) => name === rows[mode]) as GpuRow);
+  const laid = layOutGpu({
+    spec: model,
+    graph,
+    weights,
+    rows: { prompt: rowsOf('prompt'), step: rowsOf('step') },
+    context: 128,
+    pages: 2,
+    promptRows: 64,
+    wantedRows: 64,
+    cacheType: 'f32',
+    features: new Set(aCard.features),
+  });
+  const written = (mode: 'prompt' | 'step', which: 'dispatches' | 'mtp') =>
+    (laid[which]?.[mode] ?? []).flatMap(({ bindings }) =>
+      namesOf(bindings.filter((binding) => 'access' in binding && binding.access === 'write')),
+    );
+
+  test('is dispatches of its own, fused as a layer is', () => {
+    const own = graph.operations.filter(({ mtp }) => mtp === true);
+    const kinds = own.map(({ kind }) => kind);
+    assert.deepEqual(kinds, [
+      ...['embed', 'incoming', 'norm', 'norm', 'concat', 'linear'],
+      ...['project', 'rotate', 'attention', 'project', 'moe'],
+      ...['norm', 'head'],
+    ]);
+    for (const mode of ['prompt', 'step'] as const) {
+      assert.ok(written(mode, 'mtp').includes('mtp.logits') && written(mode, 'dispatches').includes('logits'));
+      assert.ok(!written(mode, 'dispatches').some((name) => name.startsWith('mtp.')));
+    }
+    assert.ok(laid.cache[3] !== undefined);
+  });
+
+  test('writes over nothing that is read after a run of the model', () => {
+    const { mtp, logits } = graph;
+    assert.ok(mtp !== undefined);
+    const slots = (names: readonly string[]) => new Set(names.map((name) => laid.slotOf.get(name)));
+    for (const mode of ['prompt', 'step'] as const) {
+      const touched = slots([...written(mode, 'mtp'), 'mtp.incoming']);
+      for (const name of [mtp.given, logits]) assert.ok(!touched.has(laid.slotOf.get(name)), `${name} in ${mode}`);
+    }
+    assert.notEqual(laid.slotOf.get(mtp.logits), laid.slotOf.get(mtp.hidden));
   });
 });

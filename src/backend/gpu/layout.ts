@@ -39,6 +39,8 @@ export interface GpuLayoutOptions {
 
 export interface GpuProgram {
   readonly dispatches: Readonly<Record<Mode, readonly Dispatch[]>>;
+  /** Of what predicts further ahead, where the graph has that: run by themselves. */
+  readonly mtp?: Readonly<Record<Mode, readonly Dispatch[]>>;
   /** Where a run stops for experts elsewhere, in order. */
   readonly pauses: Readonly<Record<Mode, readonly Pause[]>>;
   /** What is foreseen in a step of the choices of layers, each by the layer's router on the one before. */
@@ -74,13 +76,19 @@ export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
     hostPairs: options.hostPairs,
     foresees: options.foresees,
   });
+  // Behind everything else comes what predicts further ahead.
+  const ends = { prompt: 0, step: 0 };
   for (const mode of ['prompt', 'step'] as const) {
-    graph.operations.forEach((operation, index) => {
-      (options.rows[mode][index] as GpuRow).emit(operation, builder, mode);
-    });
+    const emit = (mtp: boolean) =>
+      graph.operations.forEach((operation, index) => {
+        if ((operation.mtp === true) === mtp) (options.rows[mode][index] as GpuRow).emit(operation, builder, mode);
+      });
+    emit(false);
     if (builder.draws) emitSample(builder, mode, graph.logits);
+    ends[mode] = builder.dispatches[mode].length;
+    emit(true);
   }
-  const { slots, slotOf } = shareSlots(builder, graph.logits);
+  const { slots, slotOf } = shareSlots(builder, ends);
   const slabs = builder.slabs;
   const elsewhere = new Set(
     slabs.flatMap(({ layers }) => layers.flatMap((layer) => EXPERT_PARTS.map((part) => expertName(layer, part)))),
@@ -90,7 +98,8 @@ export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
   const rows = options.pages * PAGE_ROWS;
   const layers = cachedLayersOf(graph);
   return {
-    dispatches: builder.dispatches,
+    dispatches: mapModes((mode) => builder.dispatches[mode].slice(0, ends[mode])),
+    ...(graph.mtp === undefined ? {} : { mtp: mapModes((mode) => builder.dispatches[mode].slice(ends[mode])) }),
     pauses: builder.pauses,
     foreseen: builder.foreseen,
     slotTables: new Map(
@@ -110,6 +119,10 @@ export function layOutGpu(options: GpuLayoutOptions): GpuProgram {
       return { keys: rows * keys * element, values: rows * values * element };
     }),
   };
+}
+
+function mapModes<Made>(make: (mode: Mode) => Made): Record<Mode, Made> {
+  return { prompt: make('prompt'), step: make('step') };
 }
 
 function ropesOf(dispatches: readonly Dispatch[]): RopeSpec[] {
@@ -142,10 +155,19 @@ function namesOf(bindings: readonly Binding[]): ValueName[] {
 /**
  * Names whose dispatches do not overlap, in either mode, may share a buffer; the largest choose first. What the host writes
  * only when it changes has one of its own.
+ * @param ends where the dispatches begin that are run by themselves
  */
-function shareSlots(builder: Builder, logits: ValueName): { slots: number[]; slotOf: Map<string, number> } {
-  // The host writes it before the first dispatch.
-  const incoming = builder.graph.operations.find(({ kind }) => kind === 'incoming')?.output;
+function shareSlots(
+  builder: Builder,
+  ends: Readonly<Record<Mode, number>>,
+): { slots: number[]; slotOf: Map<string, number> } {
+  const { operations, logits, mtp } = builder.graph;
+  // The host writes it before the first dispatch of its run.
+  const incoming = new Map(
+    operations.flatMap((operation) => (operation.kind === 'incoming' ? [[operation.output, operation.mtp]] : [])),
+  );
+  // What the host reads when a run has ended, or another one after it.
+  const outcomes = new Set(mtp === undefined ? [logits] : [logits, mtp.given, mtp.logits, mtp.hidden]);
   const lives = new Map<string, Life[]>();
   for (const mode of ['prompt', 'step'] as const) {
     const spans = new Map<string, { first: number; last: number }>();
@@ -168,8 +190,8 @@ function shareSlots(builder: Builder, logits: ValueName): { slots: number[]; slo
       const kept = name === HOST_PLACES;
       const life = {
         mode,
-        first: kept || name === incoming ? 0 : first,
-        last: kept || name === logits || builder.kept.has(name) ? Number.POSITIVE_INFINITY : last,
+        first: kept ? 0 : incoming.has(name) ? (incoming.get(name) === true ? ends[mode] : 0) : first,
+        last: kept || outcomes.has(name) || builder.kept.has(name) ? Number.POSITIVE_INFINITY : last,
       };
       lives.set(name, [...(lives.get(name) ?? []), life]);
     }

@@ -250,7 +250,8 @@ export class ReferenceExecutable implements Executable {
         const { input, routerInput = input, moe: spec } = operation;
         const onRoute = (_: number, route: Route) => routes.push(route);
         const made = moe(this.#value(input), spec, weights, onRoute, this.#value(routerInput));
-        if (operation.mtp !== true) {
+        // Ids beyond the experts name none.
+        if (operation.mtp !== true && spec.zeroExperts === undefined) {
           this.#watcher?.routed(
             operation.layer,
             routes.flatMap(({ experts }) => [...experts]),

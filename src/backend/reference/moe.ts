@@ -123,7 +123,10 @@ export function moe(
 
 /** A choice whose weights are multiplied with each expert's own scale. */
 function scaled({ experts, weights }: Route, scales: Float32Array | undefined): Route {
-  return { experts, weights: scales === undefined ? weights : weights.map((weight, i) => weight * scales[experts[i]]) };
+  return {
+    experts,
+    weights: scales === undefined ? weights : weights.map((weight, i) => weight * (scales[experts[i]] ?? 1)),
+  };
 }
 
 /** E_e(x) of one row: down · (act(gate · x) ⊙ up · x), with the expert's biases behind each product; both [hidden]. */

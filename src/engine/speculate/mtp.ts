@@ -1,6 +1,8 @@
 /**
  * Drafts by the model's own head that predicts further ahead. It is fed every row of a timeline, as soon as the token after the
- * row is known: from what the model's runs give of their rows, which is kept here until then.
+ * row is known: from what the model's runs give of their rows, which is kept here until then. A row that was fed, and behind which a
+ * timeline is rewound, keeps what it made of the token that came after it then: what is drafted may be a little worse for it, and
+ * nothing else is.
  */
 
 import type { MtpRunner, Step } from '../../backend/backend.ts';
@@ -161,15 +163,7 @@ class WaitingRows {
       this.count = 0;
     }
     const needed = this.count + 1;
-    if (needed > this.#tokens.length) {
-      const room = Math.max(8, 2 * needed);
-      const { rows } = this;
-      this.#values = new Float32Array(room * this.width);
-      this.#values.set(rows);
-      const tokens = this.#tokens;
-      this.#tokens = new Int32Array(room);
-      this.#tokens.set(tokens);
-    }
+    if (needed > this.#tokens.length) this.#resize(Math.max(8, 2 * needed));
     this.#values.set(values, this.count * this.width);
     this.#tokens[this.count] = token;
     this.count = needed;
@@ -186,5 +180,15 @@ class WaitingRows {
     this.#tokens.copyWithin(0, count, this.count);
     this.first += count;
     this.count -= count;
+    // The rows of a long prompt take much memory, and are gone.
+    if (this.#tokens.length > 4 * MOST_WAITING && this.count <= MOST_WAITING) this.#resize(MOST_WAITING);
+  }
+
+  #resize(room: number): void {
+    const [values, tokens] = [this.rows, this.#tokens.subarray(0, this.count)];
+    this.#values = new Float32Array(room * this.width);
+    this.#values.set(values);
+    this.#tokens = new Int32Array(room);
+    this.#tokens.set(tokens);
   }
 }

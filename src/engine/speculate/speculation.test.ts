@@ -14,9 +14,10 @@ import {
   promptOf,
   VOCABULARY,
 } from '../../../test/support/scheduler-bench.ts';
-import { PAGE_ROWS } from '../../backend/backend.ts';
+import { PAGE_ROWS, type Step } from '../../backend/backend.ts';
 import { MAX_STEP_ROWS } from '../../backend/kernel.ts';
 import { type ConclaveError, NonFiniteError, OutOfMemoryError } from '../../errors.ts';
+import type { Timeline } from '../kv-cache.ts';
 import type { Request } from '../request.ts';
 import { WINDOW_STEPS } from './gate.ts';
 import type { DraftAsk, DraftSource } from './source.ts';
@@ -172,6 +173,32 @@ for (const [where, bench] of [
       made.add(1, prompts[1] as number[], { maxTokens: 2 });
       await made.drain();
       assert.deepEqual([made.tokens.get(0), made.tokens.get(1)], answers);
+    });
+
+    test("who watches sees every row of every timeline before the next one, and no run is the device's alone", async () => {
+      const answers = await plainAnswers(6, { maxTokens: 40 });
+      const ends = new Map<Timeline, number>();
+      let gaps = 0;
+      const guess = guesses['the first one right']?.(answers) as (request: Request, most: number) => readonly number[];
+      class Watching extends Scripted {
+        async ran(step: Step, timelines: readonly Timeline[]): Promise<void> {
+          for (const [row, position] of step.positions.entries()) {
+            const timeline = timelines[step.sequences[row] as number] as Timeline;
+            if (position > (ends.get(timeline) ?? 0)) gaps++;
+            ends.set(timeline, position + 1);
+          }
+        }
+      }
+      const speculator = speculatorOf(new Watching(guess));
+      assert.equal(speculator.watches, true);
+      const made = bench({ pages: 400, promptRows: 16, speculator });
+      const requests = answers.map((_, id) => made.add(id, promptOf(id, 1 + ((id * 11) % 90)), { maxTokens: 40 }));
+      await made.drain();
+      for (const [id, { timeline }] of requests.entries()) {
+        assert.deepEqual(made.tokens.get(id), answers[id]);
+        assert.ok((ends.get(timeline) ?? 0) >= timeline.length);
+      }
+      assert.equal(gaps, 0);
     });
 
     test('a session goes on: what the timeline holds after an answer is what was said', async () => {

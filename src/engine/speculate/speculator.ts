@@ -51,6 +51,11 @@ export class Speculator {
     this.#latest = this.#gate(1);
   }
 
+  /** Whether the drafter sees every run of the model: then none of them is one that a device draws tokens from by itself. */
+  get watches(): boolean {
+    return !this.#failed && this.#source.ran !== undefined;
+  }
+
   /** Whether a step of so many requests drafts. */
   draftsFor(requests: number): boolean {
     if (this.#failed || requests === 0) return false;

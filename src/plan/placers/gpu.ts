@@ -49,9 +49,12 @@ function carried(stacks: readonly PlannedBuffer[], experts: PlannedExperts | und
 }
 
 /** @throws Refusal `refused` for a kernel that binds more buffers than the GPU takes */
-function checkBindings({ dispatches }: GpuProgram, { platform }: PlanRequest): void {
+function checkBindings({ dispatches, mtp }: GpuProgram, { platform }: PlanRequest): void {
   const most = platform.adapter?.maxBindings ?? Number.POSITIVE_INFINITY;
-  for (const { label, bindings } of [...dispatches.prompt, ...dispatches.step]) {
+  for (const { label, bindings } of [dispatches, mtp].flatMap((lists) => [
+    ...(lists?.prompt ?? []),
+    ...(lists?.step ?? []),
+  ])) {
     if (bindings.length <= most) continue;
     throw new Refusal(
       `${label} binds ${bindings.length} buffers, and this GPU takes ${most} a kernel; use a GPU that takes more, or --device cpu`,

@@ -207,10 +207,26 @@ export const moeCases: Readonly<Record<string, MoeCase>> = {
   },
 };
 
+/** With experts that give a row as it is, for layers whose experts are not computed apart. */
+export const zeroExpertCases: Readonly<Record<string, MoeCase>> = {
+  'softmax with a bias, experts and others that give a row as it is': {
+    hidden: 64,
+    moe: spec(8, 3, 32, { zeroExperts: 4, router: { ...softmax, selectionBias: true, normalise: false, scale: 6 } }),
+    formats: { router: 'BF16' },
+    bias: spread(12),
+  },
+  'mostly experts that give a row as it is, beside a shared one': {
+    hidden: 64,
+    moe: spec(3, 4, 32, { zeroExperts: 9, router: sigmoid, shared: { inner: 64, gated: true } }),
+    formats: { gate: 'Q8_0', up: 'Q8_0', down: 'Q8_0' },
+    bias: spread(12),
+  },
+};
+
 export function moeWeights({ hidden, moe, formats, bias }: MoeCase, seed = 100): Record<string, TinyWeight> {
-  const { experts, inner, shared } = moe;
+  const { experts, zeroExperts = 0, inner, shared } = moe;
   const shapes: [Part, readonly number[]][] = [
-    ['router', [experts, hidden]],
+    ['router', [experts + zeroExperts, hidden]],
     ['gate', [experts, inner, hidden]],
     ['up', [experts, inner, hidden]],
     ['down', [experts, hidden, inner]],
@@ -236,11 +252,12 @@ export function moeWeights({ hidden, moe, formats, bias }: MoeCase, seed = 100):
       ),
     };
   }
-  if (moe.router.selectionBias) weights['m.selectionBias'] = f32Weight(Float32Array.from(bias ?? []), experts);
+  const choices = experts + zeroExperts;
+  if (moe.router.selectionBias) weights['m.selectionBias'] = f32Weight(Float32Array.from(bias ?? []), choices);
   const vector = (part: string, length: number, index: number) => {
     weights[`m.${part}`] = f32Weight(gaussians(length, random(seed + index)) as Float32Array<ArrayBuffer>, length);
   };
-  if (moe.router.bias) vector('router.bias', experts, 20);
+  if (moe.router.bias) vector('router.bias', choices, 20);
   if (moe.router.expertScale) vector('expertScale', experts, 21);
   if (moe.biases) {
     vector('gate.bias', experts * inner, 22);
@@ -257,7 +274,8 @@ function isSettled(
   { moe, formats, bias }: MoeCase,
   next: () => number,
 ): boolean {
-  const { experts, used } = moe;
+  const { used } = moe;
+  const experts = moe.experts + (moe.zeroExperts ?? 0);
   const logits = Float32Array.from({ length: experts }, (_, e) => routerBias?.[e] ?? 0);
   for (let e = 0; e < experts; e++)
     for (let i = 0; i < x.length; i++) logits[e] += (x[i] as number) * (router[e * x.length + i] as number);

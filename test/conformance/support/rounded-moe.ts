@@ -42,8 +42,9 @@ export function roundedMoe(
   encoding: (part: string) => Encoding,
   routerInput: Float32Array = input,
 ): Float32Array {
-  const { experts, shared, router, used } = moe;
-  const hidden = weights('router').length / experts;
+  const { experts, zeroExperts = 0, shared, router, used } = moe;
+  const choices = experts + zeroExperts;
+  const hidden = weights('router').length / choices;
   const times = (x: Float32Array, part: string, rows: number) =>
     product(x, { weights, encoding, part, rows, index: 0 });
   const expertOf = (x: Float32Array, prefix: string, expert: number, of: RoundedExpert, factor = 1) =>
@@ -56,13 +57,14 @@ export function roundedMoe(
       for (let i = 0; i < hidden; i++) y[i] += weight * (made[i] as number);
     };
     const bias = router.selectionBias ? weights('selectionBias') : undefined;
-    const logits = times(routerInput.subarray(t * hidden, (t + 1) * hidden), 'router', experts);
+    const logits = times(routerInput.subarray(t * hidden, (t + 1) * hidden), 'router', choices);
     if (router.bias) for (const [expert, own] of weights('router.bias').entries()) logits[expert] += own;
     const chosen = route(logits, bias, router, used);
     chosen.experts.forEach((expert, rank) => {
-      const scale = router.expertScale ? (weights('expertScale')[expert] as number) : 1;
+      const scale = router.expertScale ? (weights('expertScale')[expert] ?? 1) : 1;
       const weight = (chosen.weights[rank] as number) * scale;
-      if (router.weighsInput) add(expertOf(x, '', expert, moe, weight), 1);
+      if (expert >= experts) add(x, weight);
+      else if (router.weighsInput) add(expertOf(x, '', expert, moe, weight), 1);
       else add(expertOf(x, '', expert, moe), weight);
     });
     if (shared === undefined) continue;

@@ -98,14 +98,16 @@ function keepGroups(choice: usize, experts: i32, groups: i32, used: i32, twoBest
 }
 
 /**
- * Sorts `pairs` row–expert pairs by expert, stably. pairs: number of each pair (row · used + rank); rows: its row; active:
- * for each expert that has pairs its id, first place and count (3 i32). Returns how many experts that is.
- * `counts`: one i32 an expert.
+ * Sorts `pairs` row–expert pairs by expert, stably; those with an id beyond the `experts` are left out. pairs: number of each
+ * pair (row · used + rank); rows: its row; active: for each expert that has pairs its id, first place and count (3 i32).
+ * Returns how many experts that is. `counts`: one i32 an expert.
  */
 export function sortPairs(ids: usize, pairs: i32, used: i32, experts: i32, order: usize, rows: usize, active: usize, counts: usize): i32 {
   memory.fill(counts, 0, <usize>experts << 2);
   for (let pair: usize = 0; pair < <usize>pairs; pair++) {
-    const at = counts + (<usize>i32.load(ids + (pair << 2)) << 2);
+    const id = i32.load(ids + (pair << 2));
+    if (id >= experts) continue;
+    const at = counts + (<usize>id << 2);
     i32.store(at, i32.load(at) + 1);
   }
   let found = 0;
@@ -123,7 +125,9 @@ export function sortPairs(ids: usize, pairs: i32, used: i32, experts: i32, order
     found++;
   }
   for (let pair = 0; pair < pairs; pair++) {
-    const at = counts + (<usize>i32.load(ids + (<usize>pair << 2)) << 2);
+    const id = i32.load(ids + (<usize>pair << 2));
+    if (id >= experts) continue;
+    const at = counts + (<usize>id << 2);
     const to = <usize>i32.load(at) << 2;
     i32.store(order + to, pair);
     i32.store(rows + to, pair / used);

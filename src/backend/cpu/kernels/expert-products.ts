@@ -44,6 +44,8 @@ export interface ExpertNames extends GatedNames {
   readonly pairs: PairNames;
   /** [pairs] What the input of each pair is multiplied with. */
   readonly inputWeights?: string;
+  /** A row may have no pairs at all. */
+  readonly optional?: boolean;
 }
 
 /** true, or why the kernels do not take a matrix, or a stack of them. */
@@ -85,13 +87,14 @@ export function emitGated(builder: Builder, names: GatedNames): void {
 /** Gate and up of each pair become one, in the order of the sorted pairs. */
 export function emitExpertsIn(builder: Builder, names: ExpertNames): void {
   const own = gated(builder, names);
-  const { inputWeights, pairs } = names;
+  const { inputWeights, pairs, optional } = names;
   builder.emit({
     space: 'units',
     reads: [...own.reads, ...Object.values(pairs), ...(inputWeights === undefined ? [] : [inputWeights])],
     writes: [names.inner],
     weights: own.weights,
     scratch: own.scratch,
+    optional,
     make: (at) => ({
       kind: 'expertsIn',
       pairs: placesOfPairs(at, pairs),
@@ -106,9 +109,10 @@ export function emitExpertsIn(builder: Builder, names: ExpertNames): void {
  * @param blame the layer to name when a result is not finite; absent where a later task finds that
  */
 export function emitExpertsOut(builder: Builder, names: ExpertNames, blame?: number): void {
-  const { prefix, inner, output, pairs, biases } = names;
+  const { prefix, inner, output, pairs, biases, optional } = names;
   const down = `${prefix}.down`;
   builder.emit({
+    optional,
     space: 'units',
     reads: [inner, ...Object.values(pairs)],
     writes: [output],

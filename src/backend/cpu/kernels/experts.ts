@@ -16,6 +16,8 @@ interface RouteTask extends Task {
   readonly logits: Place;
   readonly routing: RoutingPlaces;
   readonly experts: number;
+  /** Ids that may be chosen: the experts, then those that give a row as it is. */
+  readonly choices: number;
   readonly used: number;
   readonly router: RouterSpec;
   /** Addresses of [experts] f32 each, or 0: what is added to scores for the choice, and what weights are multiplied with. */
@@ -25,7 +27,7 @@ interface RouteTask extends Task {
 }
 
 export function makeRoute(data: Task, worker: WorkerView): RunningTask {
-  const { logits, routing, experts, used, router, bias, expertScale, layer } = data as RouteTask;
+  const { logits, routing, experts, choices, used, router, bias, expertScale, layer } = data as RouteTask;
   const { kernels, scratch, i32, f32 } = worker.home;
   const route = kernels.route as KernelCall;
   const { gating, groups, normalise, scale } = router;
@@ -34,7 +36,7 @@ export function makeRoute(data: Task, worker: WorkerView): RunningTask {
     run(row) {
       const notANumber = route(
         rowOf(logits, row),
-        experts,
+        choices,
         used,
         gating === 'sigmoid' ? 1 : 0,
         bias,
@@ -76,10 +78,13 @@ export interface Choice {
   readonly used: number;
 }
 
-/** The choices that tasks make. Places are the tasks' own, and follow them where they go. */
+/**
+ * The choices that tasks make, of layers whose ids all name experts. Places are the tasks' own, and follow them where they
+ * go.
+ */
 export function choicesOf(tasks: readonly Task[]): readonly Choice[] {
   return tasks
-    .filter(({ kind }) => kind === 'route')
+    .filter(({ kind, choices, experts }) => kind === 'route' && choices === experts)
     .map((task) => {
       const { layer, routing, used } = task as RouteTask;
       return { layer, ids: routing.ids, used };
@@ -319,15 +324,26 @@ export function makeCombine(data: Task, worker: WorkerView): RunningTask {
     readonly width: number;
     readonly shared: Place | undefined;
     readonly gate: Place | undefined;
+    /** Ids from `from` on give the input's row as it is. */
+    readonly zero: { readonly ids: Place; readonly from: number; readonly input: Place } | undefined;
     readonly output: Place;
   };
-  const { f32, kernels } = worker.home;
-  const { experts, weights, used, width, shared, gate, output } = task;
+  const { bytes, i32, f32, kernels } = worker.home;
+  const { experts, weights, used, width, shared, gate, zero, output } = task;
   const combine = kernels.combine as KernelCall;
   const sigmoid = kernels.sigmoid as KernelCall;
+  /** Puts the row in the place of what experts would have made of it. */
+  const passRow = ({ ids, from, input }: NonNullable<typeof zero>, row: number) => {
+    const start = rowOf(input, row);
+    for (let pair = row * used; pair < (row + 1) * used; pair++) {
+      if ((i32[ids.offset / 4 + pair] as number) < from) continue;
+      bytes.copyWithin(rowOf(experts, pair), start, start + width * 4);
+    }
+  };
   return {
     units: () => 0,
     run(row) {
+      if (zero !== undefined) passRow(zero, row);
       const factor = gate === undefined ? 1 : sigmoid(f32[rowOf(gate, row) / 4] as number);
       combine(
         rowOf(experts, row * used),

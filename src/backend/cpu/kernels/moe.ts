@@ -6,6 +6,7 @@
 
 import type { MoeOperation } from '../../../model/graph.ts';
 import type { MoeSpec } from '../../../model/spec.ts';
+import { expertVectors } from '../../../model/weights.ts';
 import { type Addresses, type Builder, unitGroupsOf } from '../builder.ts';
 import { groupsOf } from '../formats.ts';
 import type { PairPlaces, Place } from '../program.ts';
@@ -46,12 +47,15 @@ export const moeRows: readonly CpuRow[] = [
       "a router's own input",
       'scales of experts',
       'weights on the inputs of experts',
+      'experts that give a row as it is',
     ],
     accepts(request) {
-      const { prefix } = request.operation as MoeOperation;
-      const vectors = new Set(vectorNames.map((name) => `${prefix}.${name}`));
+      const { moe, prefix } = request.operation as MoeOperation;
+      if (moe.zeroExperts !== undefined && (moe.router.expertScale || moe.router.weighsInput)) {
+        return 'gives rows as they are where weights are the router’s own and multiply outputs, found scales of experts or weights on inputs';
+      }
       for (const [name, weight] of Object.entries(request.weights)) {
-        if (vectors.has(name)) continue;
+        if (expertVectors.has(name.slice(prefix.length + 1))) continue;
         const answer = acceptsMatrix(name, weight);
         if (answer !== true) return answer;
       }
@@ -61,8 +65,10 @@ export const moeRows: readonly CpuRow[] = [
   },
 ];
 
-/** What is added or multiplied, element by element. */
-const vectorNames = ['selectionBias', 'expertScale', 'router.bias', 'gate.bias', 'up.bias', 'down.bias'];
+/** How many ids the router chooses among. */
+function idsOf({ experts, zeroExperts = 0 }: MoeSpec): number {
+  return experts + zeroExperts;
+}
 
 interface Names extends ExpertNames {
   readonly logits: string;
@@ -87,8 +93,9 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
     ...(router.weighsInput ? { ones: `${prefix}.ones`, inputWeights: `${prefix}.weights` } : {}),
     output: `${prefix}.expertOut`,
     pairs: { order: `${prefix}.order`, orderRows: `${prefix}.orderRows`, active: `${prefix}.active` },
+    optional: moe.zeroExperts !== undefined,
   };
-  builder.declareValue(names.logits, moe.experts);
+  builder.declareValue(names.logits, idsOf(moe));
   for (const name of choiceOf(names)) builder.declare(name, pairs * 4, moe.used * 4);
   declareExperts(builder, names, { pairs, used: moe.used, experts: moe.experts, width: builder.width(output) });
 
@@ -133,12 +140,13 @@ function emitRoute(operation: MoeOperation, builder: Builder, names: Names): voi
     space: 'rows',
     reads: [names.logits],
     writes: [...choiceOf(names), ...Object.values(names.pairs)],
-    scratch: (2 * moe.experts + (moe.router.groups?.count ?? 0)) * 4,
+    scratch: (2 * idsOf(moe) + (moe.router.groups?.count ?? 0)) * 4,
     make: (at) => ({
       kind: 'route',
       logits: at.value(names.logits),
       routing: routingOf(at, names),
       experts: moe.experts,
+      choices: idsOf(moe),
       used: moe.used,
       router: moe.router,
       bias: moe.router.selectionBias ? at.weight(`${prefix}.selectionBias`).offset : 0,
@@ -163,15 +171,16 @@ function emitSharedIn({ moe, prefix, input, output }: MoeOperation, builder: Bui
 }
 
 function emitCombine(operation: MoeOperation, builder: Builder, names: Names): void {
-  const { moe, prefix, output } = operation;
+  const { moe, prefix, input, output } = operation;
   const width = builder.width(output);
+  const zero = moe.zeroExperts !== undefined;
   builder.declareValue(output, width);
   const shared = moe.shared === undefined ? [] : [`${prefix}.sharedOut`];
   const gate = moe.shared?.gated === true ? [`${prefix}.sharedGate`] : [];
   const weights = names.ones ?? names.weights;
   builder.emit({
     space: 'rows',
-    reads: [names.output, weights, ...shared, ...gate],
+    reads: [names.output, weights, ...shared, ...gate, ...(zero ? [names.ids, input] : [])],
     writes: [output],
     make: (at) => ({
       kind: 'combine',
@@ -181,6 +190,7 @@ function emitCombine(operation: MoeOperation, builder: Builder, names: Names): v
       width,
       shared: shared[0] === undefined ? undefined : at.value(shared[0]),
       gate: gate[0] === undefined ? undefined : at.value(gate[0]),
+      zero: zero ? { ids: at.buffer(names.ids), from: moe.experts, input: at.value(input) } : undefined,
       output: at.value(output),
     }),
   });

@@ -8,7 +8,8 @@ import type { AttentionOperation } from '../../../model/graph.ts';
 import { PAGE_ROWS } from '../../backend.ts';
 import { MAX_STEP_ROWS } from '../../kernel.ts';
 import type { Builder, Dispatch } from '../builder.ts';
-import { blockMax, blockSum, declare, LEAST, STEP, writeValue } from './snippets.ts';
+import { type ReachCode, reachCode } from './attention-reach.ts';
+import { type Bound, blockMax, blockSum, declare, f32Literal, LEAST, STEP, writeValue } from './snippets.ts';
 
 /** Weighted values of every chunk, [MAX_STEP_ROWS][chunks][heads][valueDim], not yet divided by their sum. */
 export const PARTS = 'attention parts';
@@ -25,13 +26,19 @@ const LOADS = 4;
 export interface Cut {
   /** Chunks of a row, at the most. */
   readonly chunks: number;
-  /** WGSL of `fn chunkLength(visible: u32) -> u32`: positions of a chunk of a row that sees so many; whole pages. */
+  /**
+   * WGSL of `fn chunkLength(visible: u32) -> u32`: positions of a chunk of a row that sees so many, from the page of the first
+   * of them on; whole pages.
+   */
   readonly code: string;
+  readonly reach: ReachCode;
   /** Chunks of any row that sees at most so many positions. */
   chunksOf(visible: number): number;
 }
 
-export function cutOf({ heads, valueDim }: AttentionOperation, context: number): Cut {
+export function cutOf(operation: AttentionOperation, context: number): Cut {
+  const { heads, valueDim } = operation;
+  const reach = reachCode(operation);
   const each = MAX_STEP_ROWS * heads * valueDim * 4;
   const most = Math.min(MOST_CHUNKS, Math.max(8, Math.floor(PART_BYTES / each)));
   const longest = PAGE_ROWS * most;
@@ -39,7 +46,9 @@ export function cutOf({ heads, valueDim }: AttentionOperation, context: number):
   return {
     chunks: chunksOf(context),
     chunksOf,
-    code: `fn chunkLength(visible: u32) -> u32 { return (visible + ${longest - 1}u) / ${longest}u * ${PAGE_ROWS}u; }`,
+    reach,
+    code: `${reach.functions}
+fn chunkLength(visible: u32) -> u32 { return (visible + ${longest - 1}u) / ${longest}u * ${PAGE_ROWS}u; }`,
   };
 }
 
@@ -58,22 +67,26 @@ interface Weighing {
   readonly weights: string;
 }
 
+/** A sink is a score more, of no value: scores are powers of 2. */
+const SINK = `  let sink = sinks[head] * ${f32Literal(Math.LOG2E)};`;
+
 /** A thread a chunk: there are never more. */
-function blockWeighing(heads: number, chunks: number): Weighing {
+function blockWeighing(heads: number, chunks: number, sinks: boolean): Weighing {
   return {
     functions: `${blockMax(COMBINE_THREADS, LEAST)}\n${blockSum(COMBINE_THREADS)}`,
     loads: `  var own = vec2f();
   if (thread < ${chunks}u) { own = sums[(row * ${heads}u + head) * ${chunks}u + thread]; }`,
     keep: `  if (thread >= count) { own = vec2f(${LEAST}, 0f); }`,
-    weights: `  let top = blockMax(thread, own.x);
+    weights: `${sinks ? SINK : ''}
+  let top = ${sinks ? 'max(blockMax(thread, own.x), sink)' : 'blockMax(thread, own.x)'};
   let weight = select(0f, exp2(own.x - top), thread < count);
   weights[thread] = weight;
-  let all = blockSum(thread, weight * own.y);`,
+  let all = blockSum(thread, weight * own.y)${sinks ? ' + exp2(sink - top)' : ''};`,
   };
 }
 
 /** Each subgroup, of 32 lanes, weighs all chunks by itself: there is one barrier in place of six. */
-function subgroupWeighing(heads: number, chunks: number): Weighing {
+function subgroupWeighing(heads: number, chunks: number, sinks: boolean): Weighing {
   const own = Array.from({ length: Math.ceil(chunks / 32) }, (_, i) => i);
   const masks = [16, 8, 4, 2, 1];
   return {
@@ -88,6 +101,7 @@ function subgroupWeighing(heads: number, chunks: number): Weighing {
     weights: `  var top = ${LEAST};
 ${own.map((i) => `  top = max(top, own${i}.x);`).join('\n')}
 ${masks.map((mask) => `  top = max(top, subgroupShuffleXor(top, ${mask}u));`).join('\n')}
+${sinks ? `${SINK}\n  top = max(top, sink);` : ''}
   var all = 0f;
 ${own
   .map(
@@ -97,6 +111,7 @@ ${own
   )
   .join('\n')}
 ${masks.map((mask) => `  all += subgroupShuffleXor(all, ${mask}u);`).join('\n')}
+${sinks ? '  all += exp2(sink - top);' : ''}
   workgroupBarrier();`,
   };
 }
@@ -105,9 +120,9 @@ ${masks.map((mask) => `  all += subgroupShuffleXor(all, ${mask}u);`).join('\n')}
 export function combineDispatch(
   operation: AttentionOperation,
   builder: Builder,
-  { cut: { chunks, code }, subgroups = false }: { readonly cut: Cut; readonly subgroups?: boolean },
+  { cut: { chunks, code, reach }, subgroups = false }: { readonly cut: Cut; readonly subgroups?: boolean },
 ): Dispatch {
-  const { layer, output, heads, valueDim } = operation;
+  const { layer, output, heads, valueDim, sinks } = operation;
   const valueFours = valueDim / 4;
   const slices = powerOfTwoUpTo(Math.min(16, COMBINE_THREADS / valueFours));
   const load = (i: number) =>
@@ -118,9 +133,11 @@ export function combineDispatch(
     [{ kind: 'buffer', name: SUMS, access: 'read' }, 'sums', 'vec2f'],
     [writeValue(output), 'output', 'vec4f'],
     STEP,
+    ...(sinks === undefined ? [] : [[{ kind: 'weight', name: sinks }, 'sinks', 'f32'] satisfies Bound]),
   ]);
   const at = builder.step;
-  const weighing = subgroups ? subgroupWeighing(heads, chunks) : blockWeighing(heads, chunks);
+  const weigh = subgroups ? subgroupWeighing : blockWeighing;
+  const weighing = weigh(heads, chunks, sinks !== undefined);
   return {
     label: `layers.${layer}.attention combine`,
     bindings,
@@ -145,8 +162,9 @@ ${weighing.loads}
   var chunk = select(${chunks}u, slice, slice < ${slices}u);
 ${each((i) => `  var part${i} = vec4f();`)}
 ${each((i) => `  if (chunk + ${i * slices}u < ${chunks}u) { ${load(i)} }`)}
-  let length = chunkLength(visible);
-  let count = (visible + length - 1u) / length;
+  let seen = visible - ${reach.firstPage('visible')};
+  let length = chunkLength(seen);
+  let count = (seen + length - 1u) / length;
 ${weighing.keep}
 ${each((i) => `  if (chunk + ${i * slices}u >= count) { part${i} = vec4f(); }`)}
 ${weighing.weights}

@@ -8,7 +8,8 @@
 import type { AttentionOperation } from '../../../model/graph.ts';
 import { PAGE_ROWS } from '../../backend.ts';
 import type { Builder, Dispatch } from '../builder.ts';
-import { declare, f32Literal, LEAST, readValue, STEP, writeValue } from './snippets.ts';
+import { reachCode } from './attention-reach.ts';
+import { type Bound, declare, f32Literal, LEAST, readValue, STEP, writeValue } from './snippets.ts';
 
 /** Elements of a matrix's side. */
 const SIDE = 16;
@@ -37,7 +38,8 @@ const lines = (count: number, line: (i: number) => string) =>
   Array.from({ length: count }, (_, i) => line(i)).join('\n');
 
 export function promptMatrixDispatch(operation: AttentionOperation, builder: Builder): Dispatch {
-  const { layer, query, output, heads, kvHeads, headDim, valueDim, scale } = operation;
+  const { layer, query, output, heads, kvHeads, headDim, valueDim, scale, sinks } = operation;
+  const reach = reachCode(operation);
   const group = heads / kvHeads;
   const tileRows = Math.floor(QUERIES / group);
   const used = tileRows * group;
@@ -51,6 +53,7 @@ export function promptMatrixDispatch(operation: AttentionOperation, builder: Bui
     [{ kind: 'cache', layer, part: 'values', access: 'read' }, 'values', 'vec4u'],
     [writeValue(output), 'output', 'vec4f'],
     STEP,
+    ...(sinks === undefined ? [] : [[{ kind: 'weight', name: sinks }, 'sinks', 'f32'] satisfies Bound]),
   ]);
   const at = builder.step;
   const scoresAt = PAGE_ROWS * pitch;
@@ -105,6 +108,13 @@ export function promptMatrixDispatch(operation: AttentionOperation, builder: Bui
   const fours = SCRATCH / 4 / SHARE;
   const four = (j: number) => Math.floor(j / 2) * 2 * SHARE + (j % 2);
 
+  /** WGSL of which of a lane's positions its row does not see. */
+  const hidden = (j: number) => {
+    const position = `(vec4u(start + share * 8u + ${four(j) * 4}u) + vec4u(0u, 1u, 2u, 3u))`;
+    const beyond = `${position} >= vec4u(ownVisible)`;
+    return reach.limited ? `(${beyond}) | (${position} < vec4u(ownBegin))` : beyond;
+  };
+
   return {
     label: `layers.${layer}.attention prompt`,
     bindings,
@@ -116,6 +126,7 @@ ${text}
 // Rows of the queries, then of a page's keys and values in turn; of scores, or weighted values on their way; of weights.
 var<workgroup> memory: array<vec4u, ${weightsAt + QUERIES * WEIGHT_PITCH}>;
 var<workgroup> moved: atomic<u32>;
+${reach.functions}
 
 fn largest(x: vec4f) -> f32 { return max(max(x.x, x.y), max(x.z, x.w)); }
 fn total(x: vec4f) -> f32 { return (x.x + x.y) + (x.z + x.w); }
@@ -176,6 +187,8 @@ ${lines(
     while (finish < endRow && ${at.pages}u + step[${at.pageStarts}u + finish] == tableStart) { finish++; }
     let visible = step[${at.positions}u + finish - 1u] + 1u;
     let lastPage = (visible - 1u) / ${PAGE_ROWS}u;
+    // Rows are in order: the first of them sees what is farthest back.
+    let firstNumber = ${reach.limited ? `${reach.firstPage(`(step[${at.positions}u + begin] + 1u)`)} / ${PAGE_ROWS}u` : '0u'};
     let kept = slot < ${used}u && ownRow >= begin && ownRow < finish;
     var ownVisible = 0u;
     if (kept) { ownVisible = step[${at.positions}u + ownRow] + 1u; }
@@ -183,10 +196,10 @@ ${lines(
     var sum = 0f;
 ${lines(mine, (n) => `    var mixed${n} = ${result}();`)}
 ${lines(Math.max(partsOf('keys'), partsOf('values')), (j) => `    var part${j} = vec4u();`)}
-    var page = step[tableStart];
+${reach.limited ? `    let ownBegin = ${reach.first('max(ownVisible, 1u)')};\n` : ''}    var page = step[tableStart + firstNumber];
 ${fetch('keys')}
 
-    for (var number = 0u; number <= lastPage; number++) {
+    for (var number = firstNumber; number <= lastPage; number++) {
       let start = number * ${PAGE_ROWS}u;
       let nextPage = step[tableStart + min(number + 1u, lastPage)];
       workgroupBarrier();
@@ -217,13 +230,13 @@ ${put('values')}
       page = nextPage;
 ${fetch('keys')}
 ${lines(fours, (j) => `      var own${j} = bitcast<vec4f>(memory[ownScratch + ${four(j)}u]);`)}
-      if (start + ${PAGE_ROWS}u > ownVisible) {
+      if (start + ${PAGE_ROWS}u > ownVisible${reach.limited ? ' || start < ownBegin' : ''}) {
 ${lines(
   fours,
   (j) => `        own${j} = select(
           own${j},
           vec4f(${LEAST}),
-          vec4u(start + share * 8u + ${four(j) * 4}u) + vec4u(0u, 1u, 2u, 3u) >= vec4u(ownVisible),
+          ${hidden(j)},
         );`,
 )}
       }
@@ -234,7 +247,7 @@ ${lines(
       if (top > base + ${HEADROOM}f) {
         decay = exp2(base - top);
         base = top;
-        if (number > 0u) { atomicStore(&moved, 1u); }
+        if (number > firstNumber) { atomicStore(&moved, 1u); }
       }
 ${lines(fours, (j) => `      let weight${j} = exp2(own${j} - vec4f(base));`)}
       sum = fma(sum, decay, (total(weight0) + total(weight1)) + (total(weight2) + total(weight3)));
@@ -270,7 +283,7 @@ ${lines(
 
     sum += subgroupShuffleXor(sum, 1u);
     sum += subgroupShuffleXor(sum, 2u);
-    let place = (ownRow * ${heads}u + kvHead * ${group}u + slot % ${group}u) * ${valueDim / 4}u;
+${sinks === undefined ? '' : `    // A sink is a score more, of no value.\n    sum += exp2(sinks[kvHead * ${group}u + slot % ${group}u] * ${f32Literal(Math.LOG2E)} - base);\n`}    let place = (ownRow * ${heads}u + kvHead * ${group}u + slot % ${group}u) * ${valueDim / 4}u;
 ${lines(
   rounds,
   (r) => `    workgroupBarrier();

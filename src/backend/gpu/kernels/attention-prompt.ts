@@ -8,7 +8,8 @@ import type { AttentionOperation } from '../../../model/graph.ts';
 import { PAGE_ROWS } from '../../backend.ts';
 import type { Builder, Dispatch } from '../builder.ts';
 import { cacheBindings, cacheReaders, valuePitch } from './attention-cache.ts';
-import { declare, f32Literal, LEAST, readValue, STEP, writeValue } from './snippets.ts';
+import { reachCode, temperatureCode } from './attention-reach.ts';
+import { type Bound, declare, f32Literal, LEAST, readValue, STEP, writeValue } from './snippets.ts';
 
 const THREADS = 128;
 /** Query vectors of a tile: rows times the query heads that share a key head. */
@@ -36,7 +37,8 @@ function headsOfTile(group: number): number {
  * segment; each segment is a pass of its own over all of the tile, of which only the segment's own rows are kept.
  */
 export function promptDispatch(operation: AttentionOperation, builder: Builder): Dispatch {
-  const { layer, query, output, heads, kvHeads, headDim, valueDim, scale } = operation;
+  const { layer, query, output, heads, kvHeads, headDim, valueDim, scale, sinks, temperature } = operation;
+  const reach = reachCode(operation);
   const group = heads / kvHeads;
   const tileHeads = headsOfTile(group);
   const headTiles = group / tileHeads;
@@ -51,6 +53,7 @@ export function promptDispatch(operation: AttentionOperation, builder: Builder):
     ...cacheBindings(operation, builder.cacheType),
     [writeValue(output), 'output', 'vec4f'],
     STEP,
+    ...(sinks === undefined ? [] : [[{ kind: 'weight', name: sinks }, 'sinks', 'f32'] satisfies Bound]),
   ]);
   const at = builder.step;
 
@@ -81,6 +84,8 @@ ${each(4, (q) => `        mixed${q}_${c} = fma(vec4f(weight${q}.${parts[p]}), va
     bindings,
     code: `${text}
 ${cacheReaders(operation, builder.cacheType)}
+${reach.functions}
+${temperatureCode(operation)}
 var<workgroup> queries: array<vec4f, ${QUERIES * PITCH}>;
 // Key 4i + j of the page stands at ${KEY_THREADS}j + i.
 var<workgroup> keys4: array<vec4f, ${PAGE_ROWS * PITCH}>;
@@ -116,11 +121,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
     let visible = step[${at.positions}u + finish - 1u] + 1u;
     var ownVisible = 0u;
     if (ownQuery < ${used}u && ownRow >= begin && ownRow < finish) { ownVisible = step[${at.positions}u + ownRow] + 1u; }
-    var top = ${LEAST};
-    var sum = 0f;
+    ${reach.limited ? `let ownBegin = ${reach.first('max(ownVisible, 1u)')};` : ''}
+    // A sink is the first score, of no value: its own weight is e⁰.
+    var top = ${sinks === undefined ? LEAST : `sinks[firstHead + ownQuery % ${tileHeads}u]`};
+    var sum = ${sinks === undefined ? '0f' : 'select(0f, 1f, quarter == 0u)'};
 ${each(4, (q) => each(columns, (c) => `    var mixed${q}_${c} = vec4f();`))}
 
-    for (var start = 0u; start < visible; start += ${PAGE_ROWS}u) {
+    for (var start = ${reach.firstPage(`(step[${at.positions}u + begin] + 1u)`)}; start < visible; start += ${PAGE_ROWS}u) {
       let page = step[${at.pages}u + tableStart + start / ${PAGE_ROWS}u];
       let rowOfPage = (page * ${kvHeads}u + kvHead) * ${PAGE_ROWS}u;
       let filled = min(${PAGE_ROWS}u, visible - start);
@@ -133,7 +140,7 @@ ${each(4, (q) => `      var score${q} = vec4f();`)}
           let row = firstRow + slot / ${tileHeads}u;
           var part = vec4f();
           if (fourth < ${keyFours}u && slot < ${used}u && row < endRow) {
-            part = query[(row * ${heads}u + firstHead + slot % ${tileHeads}u) * ${keyFours}u + fourth];
+            part = query[(row * ${heads}u + firstHead + slot % ${tileHeads}u) * ${keyFours}u + fourth]${temperature === undefined ? '' : ` * temperature(step[${at.positions}u + row] + 1u)`};
           }
           queries[slot * ${PITCH}u + thread % ${SLICE}u] = part;
           for (var position = slot; position < ${PAGE_ROWS}u; position += ${THREADS / SLICE}u) {
@@ -155,7 +162,8 @@ ${each(4, (q) => `      scores[(firstQuery + ${q}u) * ${KEY_THREADS}u + column] 
       let scoreStart = ownQuery * ${KEY_THREADS}u + quarter;
 ${each(
   4,
-  (i) => `      let seen${i} = vec4u(start + (quarter + ${i * 4}u) * 4u) + vec4u(0u, 1u, 2u, 3u) < vec4u(ownVisible);
+  (i) => `      let position${i} = vec4u(start + (quarter + ${i * 4}u) * 4u) + vec4u(0u, 1u, 2u, 3u);
+      let seen${i} = ${reach.limited ? `(position${i} < vec4u(ownVisible)) & (position${i} >= vec4u(ownBegin))` : `position${i} < vec4u(ownVisible)`};
       let own${i} = select(vec4f(${LEAST}), scores[scoreStart + ${i * 4}u], seen${i});`,
 )}
       quarters[thread] = max(max(largest(own0), largest(own1)), max(largest(own2), largest(own3)));

@@ -63,7 +63,7 @@ function chunkDispatch(
   { cut, rotated }: { readonly cut: Cut; readonly rotated?: RotateOperation },
 ): Dispatch {
   const { layer, query, heads, kvHeads, headDim, valueDim, scale } = operation;
-  const { chunks } = cut;
+  const { chunks, reach } = cut;
   const group = heads / kvHeads;
   const tiles = Math.ceil(group / HEADS);
   const tile = Math.ceil(group / tiles);
@@ -142,8 +142,14 @@ ${turn?.read ?? ''}
   let visible = step[${at.positions}u + row] + 1u;
 ${turn?.angles ?? ''}
   let table = ${at.pages}u + step[${at.pageStarts}u + row];
-  let length = chunkLength(visible);
-  let first = chunk * length;
+${
+  reach.limited
+    ? `  let begin = ${reach.first('visible')};
+  let length = chunkLength(visible - ${reach.firstPage('visible')});
+  let first = ${reach.firstPage('visible')} + chunk * length;`
+    : `  let length = chunkLength(visible);
+  let first = chunk * length;`
+}
   if (first >= visible) { return; }
   let end = min(visible, first + length);
   // What it is anyway; a compiler then knows its bound.
@@ -203,7 +209,8 @@ ${lines(
     workgroupBarrier();
 ${each(valueEights, (j, entry) => `memory[${entry} / ${valueEights}u * ${valuePitch}u + ${entry} % ${valueEights}u] = value${j};`)}
     let place = ${queriesAt}u + ownHead * ${SCORE_PITCH}u + share;
-    let seen = vec4u(share * 4u) + vec4u(0u, 1u, 2u, 3u) < vec4u(filled);
+    let slots = vec4u(share * 4u) + vec4u(0u, 1u, 2u, 3u);
+    let seen = ${reach.limited ? '(slots < vec4u(filled)) & (slots + vec4u(start) >= vec4u(begin))' : 'slots < vec4u(filled)'};
     let own = select(
       vec4f(${LEAST}),
       bitcast<vec4f>(memory[place]) + bitcast<vec4f>(memory[place + ${HEADS * SCORE_PITCH}u]),

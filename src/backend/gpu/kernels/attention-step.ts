@@ -9,13 +9,18 @@ import { PAGE_ROWS } from '../../backend.ts';
 import type { Builder, Dispatch } from '../builder.ts';
 import { cacheBindings, cacheReaders, valuePitch } from './attention-cache.ts';
 import { type Cut, combineDispatch, cutOf, declareParts, PARTS, SUMS } from './attention-cut.ts';
+import { temperatureCode } from './attention-reach.ts';
 import { declare, f32Literal, LEAST, readValue, STEP } from './snippets.ts';
 
 const THREADS = 256;
 /** Threads that share a key: each takes every fourth four of its elements. */
 const LANES = 4;
-/** Query heads and elements of queries that a workgroup holds: they bound its registers and its shared memory. */
+/**
+ * Query heads and elements of queries that a workgroup holds: they bound its registers and its shared memory. Four heads fit
+ * however wide they are: of the widest, 576, they fill 14.5 of the 16 KiB that there are.
+ */
 const TILE_HEADS = 8;
+const WIDE_TILE_HEADS = 4;
 const TILE_ELEMENTS = 1024;
 
 const range = (count: number) => Array.from({ length: count }, (_, i) => i);
@@ -33,14 +38,15 @@ export function stepDispatches(operation: AttentionOperation, builder: Builder):
  * threads a position. Weighted values: a thread has four elements of a value at every so many positions.
  */
 function chunkDispatch(operation: AttentionOperation, builder: Builder, cut: Cut): Dispatch {
-  const { chunks } = cut;
+  const { chunks, reach } = cut;
   const { layer, query, heads, kvHeads, headDim, valueDim, scale } = operation;
   const pitch = valuePitch(operation);
   const group = heads / kvHeads;
   const keyFours = headDim / 4;
   const keyLoads = Math.ceil(keyFours / LANES);
   const queryFours = keyLoads * LANES;
-  const tiles = Math.ceil(group / Math.min(TILE_HEADS, Math.floor(TILE_ELEMENTS / (queryFours * 4))));
+  const most = Math.max(WIDE_TILE_HEADS, Math.floor(TILE_ELEMENTS / (queryFours * 4)));
+  const tiles = Math.ceil(group / Math.min(TILE_HEADS, most));
   const tile = Math.ceil(group / tiles);
   const valueFours = valueDim / 4;
   const slices = powerOfTwoUpTo(Math.min(16, THREADS / valueFours));
@@ -57,6 +63,8 @@ function chunkDispatch(operation: AttentionOperation, builder: Builder, cut: Cut
   ]);
   const at = builder.step;
   const own = range(tile);
+  const place = `i % ${PAGE_ROWS}u`;
+  const isSeen = reach.limited ? `${place} < filled && start + ${place} >= begin` : `${place} < filled`;
 
   const products = range(keyLoads)
     .map((load) => {
@@ -108,6 +116,7 @@ ${stores}
     code: `${text}
 ${cacheReaders(operation, builder.cacheType)}
 ${cut.code}
+${temperatureCode(operation)}
 // Fours beyond the head's width are zero.
 var<workgroup> queries: array<vec4f, ${tile * queryFours}>;
 var<workgroup> scratch: array<f32, ${scratch}>;
@@ -122,8 +131,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
   if (row >= step[${at.rows}]) { return; }
   let chunk = workgroup.x;
   let visible = step[${at.positions}u + row] + 1u;
-  let length = chunkLength(visible);
-  let first = chunk * length;
+  let begin = ${reach.first('visible')};
+  let origin = ${reach.firstPage('visible')};
+  let length = chunkLength(visible - origin);
+  let first = origin + chunk * length;
   if (first >= visible) { return; }
   let end = min(visible, first + length);
   let kvHead = workgroup.y / ${tiles}u;
@@ -135,7 +146,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
     let four = i % ${queryFours}u;
     var part = vec4f();
     if (four < ${keyFours}u) { part = query[(row * ${heads}u + kvHead * ${group}u + head) * ${keyFours}u + four]; }
-    queries[i] = part;
+    queries[i] = part${operation.temperature === undefined ? '' : ' * temperature(visible)'};
   }
   if (thread < ${tile}u) { tops[thread] = ${LEAST}; }
   workgroupBarrier();
@@ -174,7 +185,7 @@ ${products}
     for (var i = thread; i < ${tile * PAGE_ROWS}u; i += ${THREADS}u) {
       let origin = i * ${LANES}u;
       let score = ((scratch[origin] + scratch[origin + 1u]) + (scratch[origin + 2u] + scratch[origin + 3u])) * ${f32Literal(scale * Math.LOG2E)};
-      scores[i] = select(${LEAST}, score, i % ${PAGE_ROWS}u < filled);
+      scores[i] = select(${LEAST}, score, ${isSeen});
     }
     workgroupBarrier();
     if (thread < ${tile * 8}u) {
@@ -192,7 +203,7 @@ ${products}
     }
     workgroupBarrier();
     for (var i = thread; i < ${tile * PAGE_ROWS}u; i += ${THREADS}u) {
-      scores[i] = select(0f, exp2(scores[i] - tops[i / ${PAGE_ROWS}u]), i % ${PAGE_ROWS}u < filled);
+      scores[i] = select(0f, exp2(scores[i] - tops[i / ${PAGE_ROWS}u]), ${isSeen});
     }
     workgroupBarrier();
     if (thread < ${tile * 8}u) {

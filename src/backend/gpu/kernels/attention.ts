@@ -88,12 +88,15 @@ function rowOf({ name, cache, modes, tolerance, serves, accepts, attend }: Kerne
   };
 }
 
+const matrixServes: readonly Demand[] = ['a window of attention', 'chunks of attention', 'attention sinks'];
+
 const matrixRows: readonly Kernel[] = [
   {
     name: 'attention-prompt-matrix-f16',
     cache: 'f16',
     modes: ['prompt'],
     tolerance: { relativeRms: 2e-3, reason: 'queries, keys, values and weights are f16; scores and sums are f32' },
+    serves: matrixServes,
     accepts: matrixAccepted,
     attend: (operation, builder) => [promptMatrixDispatch(operation, builder)],
   },
@@ -102,6 +105,7 @@ const matrixRows: readonly Kernel[] = [
     cache: 'f16',
     modes: ['step'],
     tolerance: attentionTolerances.f16,
+    serves: matrixServes,
     accepts: matrixAccepted,
     attend: matrixStepDispatches,
   },
@@ -113,7 +117,7 @@ const plainRows = (['f16', 'f32'] as const).map(
     cache,
     modes: ['prompt', 'step'],
     tolerance: attentionTolerances[cache],
-    serves: ['values that are the beginnings of their keys'],
+    serves: [...matrixServes, 'attention temperature', 'values that are the beginnings of their keys'],
     attend: (operation, builder, mode) =>
       mode === 'step' ? stepDispatches(operation, builder) : [promptDispatch(operation, builder)],
   }),

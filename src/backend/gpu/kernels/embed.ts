@@ -5,6 +5,7 @@ import { acceptsWeight, gpuFormats } from '../formats/index.ts';
 import { type GpuFormat, oneWeightCode } from '../formats.ts';
 import type { GpuRow } from '../row.ts';
 import type { StepLayout } from '../step-buffer.ts';
+import { f32Literal } from './snippets.ts';
 
 const THREADS = 64;
 
@@ -16,14 +17,17 @@ function embedCode(given: {
   readonly step: StepLayout;
   /** Whether a token may stand for the one drawn last in a slot. */
   readonly draws: boolean;
+  /** What values are multiplied with. */
+  readonly scale?: number;
 }): string {
-  const { format, columns, vocabulary, step, draws } = given;
+  const { format, columns, vocabulary, step, draws, scale } = given;
+  const factor = scale === undefined ? '' : ` * ${f32Literal(scale)}`;
   const whole = columns % 4 === 0;
   const store = whole
     ? `let at = (t * ${columns}u + id.x * 32u) / 4u;
-  for (var i = 0u; i < min(8u, ${columns / 4}u - id.x * 8u); i++) { output[at + i] = values[i]; }`
+  for (var i = 0u; i < min(8u, ${columns / 4}u - id.x * 8u); i++) { output[at + i] = values[i]${factor}; }`
     : `let at = t * ${columns}u + id.x * 32u;
-  for (var i = 0u; i < min(32u, ${columns}u - id.x * 32u); i++) { output[at + i] = values[i / 4u][i % 4u]; }`;
+  for (var i = 0u; i < min(32u, ${columns}u - id.x * 32u); i++) { output[at + i] = values[i / 4u][i % 4u]${factor}; }`;
   // As `drawnIn` writes it.
   const resolve = draws ? '\n  if (token >= 0x80000000u) { token = drawn[~token]; }' : '';
   return /* wgsl */ `${oneWeightCode({ format, columns, binding: 0 })}
@@ -46,6 +50,7 @@ export const embedRows: readonly GpuRow[] = gpuFormats.map((format) => ({
   modes: ['prompt', 'step'],
   tolerance: { relativeRms: 1e-7, reason: 'a weight is decoded with no rounding but the reference’s own' },
   layout: 'planes',
+  serves: ['a scale on embeddings'],
   accepts(request) {
     const { weight } = request.operation as EmbedOperation;
     const { format: found, shape } = request.weights[weight] as { format: string; shape: readonly number[] };
@@ -54,12 +59,12 @@ export const embedRows: readonly GpuRow[] = gpuFormats.map((format) => ({
       : `${weight}: takes ${format.id}, found ${found}`;
   },
   emit(operation, builder, mode) {
-    const { weight, output } = operation as EmbedOperation;
+    const { weight, output, scale } = operation as EmbedOperation;
     const [vocabulary, columns] = builder.weight(weight).shape as [number, number];
     builder.declareValue(output, columns);
     builder.dispatch(mode, {
       label: 'embed',
-      code: embedCode({ format, columns, vocabulary, step: builder.step, draws: builder.draws }),
+      code: embedCode({ format, columns, vocabulary, step: builder.step, draws: builder.draws, scale }),
       bindings: [
         { kind: 'weight', name: weight },
         { kind: 'step' },

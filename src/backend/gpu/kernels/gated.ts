@@ -1,17 +1,19 @@
 /**
- * silu(gate · x) ⊙ (up · x) of step rows, by one dense layer or by each of a row's experts (`lane-product.ts` says how
+ * Gate and up of step rows become one, of one dense layer or of each of a row's experts (`lane-product.ts` says how
  * products are made): a workgroup makes a few inner values of one (row, expert) pair, each lane with the gate's and the
  * up's blocks of the same columns.
  */
 
 import type { RowNorm, ValueName } from '../../../model/graph.ts';
+import type { Activation } from '../../../model/spec.ts';
 import type { Weight } from '../../../model/weights.ts';
 import type { Binding, Builder } from '../builder.ts';
+import { gluCode } from './activation.ts';
 import { columnsOf, KernelText, type MatrixText, rowReader, rowsOf, unrolled } from './kernel-text.ts';
 import { ENABLE_EXCHANGE, exchangeSums, exchanges } from './lane-exchange.ts';
 import { blocksOf, type Encoding, laneSums, lanesOf, scratchCode, turnsOf } from './lane-product.ts';
 import { bindNorm, staging } from './lane-staging.ts';
-import { type MoeLayer, sigmoidCode } from './moe-layer.ts';
+import type { MoeLayer } from './moe-layer.ts';
 import { choosesAlong, routeCode } from './moe-route.ts';
 
 /** A pair of matrices, or a stack of pairs of which a row's route picks. */
@@ -29,6 +31,7 @@ export interface Gated {
   readonly encoding: Encoding;
   readonly input: ValueName;
   readonly norm?: RowNorm;
+  readonly activation: Activation;
   readonly output: Exclude<Binding, { kind: 'weight' }>;
   /** f32 of an output row. */
   readonly outputWidth: number;
@@ -40,7 +43,7 @@ export interface Gated {
 
 /** Emits the dispatch of step rows. */
 export function emitGated(builder: Builder, gated: Gated): void {
-  const { label, encoding, input, norm, output, outputWidth, routed, always } = gated;
+  const { label, encoding, input, norm, activation, output, outputWidth, routed, always } = gated;
   const some = (routed ?? always) as GatedUnit;
   const columns = columnsOf(some.gate);
   const widest = Math.max(routed?.wide ?? 0, always?.wide ?? 0);
@@ -68,6 +71,9 @@ export function emitGated(builder: Builder, gated: Gated): void {
   bindNorm(text, norm, columns);
   const pair = (unit: GatedUnit) => [text.matrix(unit.gate), text.matrix(unit.up)] as const;
   const routedPair = routed && pair(routed);
+  const layer = routed?.layer;
+  const biases = layer?.operation.moe.biases ? gatedBiases(text, layer) : undefined;
+  const weighs = layer?.operation.moe.router.weighsInput === true;
   const alwaysPair = always && pair(always);
 
   const subgroups = exchanges(builder, lanes);
@@ -80,13 +86,19 @@ export function emitGated(builder: Builder, gated: Gated): void {
     routed === undefined
       ? ''
       : choice === undefined
-        ? `  let expert = ${routed.layer.bank.place(`min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u)`)};`
+        ? `  let chosen = min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u);
+  let expert = ${routed.layer.bank.place('chosen')};`
         : `${choice.pick}
   if (wg.x == 0u) {
 ${choice.write}
     return;
   }
-  let expert = pickedExpert(${ownRank});`;
+  let chosen = pickedExpert(${ownRank});
+  let expert = chosen;`;
+  /** What the input of a row's expert is multiplied with; products are instead, which is the same. */
+  const weightCode = weighs
+    ? `    if (rank < ${used}u) { factor *= bitcast<f32>(route[t * ${layer?.routeWidth}u + ${used}u + rank]); }\n`
+    : '';
   const loads = (
     [gate, up]: readonly [MatrixText, MatrixText],
     unit: GatedUnit,
@@ -129,10 +141,10 @@ ${choice.write}
   const write = (turn: string, gateOf: (r: number) => string, upOf: (r: number) => string) =>
     sums.total(
       [gateOf, upOf].map((of) => Array.from({ length: own }, (_, r) => of(r))),
-      (output, [g, u]) => `    let factor = ${staged.factor('0u')};
-    let own = groupFirst + ${turn}${output};
+      (output, [g, u]) => `    ${weighs ? 'var' : 'let'} factor = ${staged.factor('0u')};
+${weightCode}    let own = groupFirst + ${turn}${output};
     if (own < wide) {
-      let value = silu(${g} * factor) * (${u} * factor);
+${biases === undefined ? `      let value = glu(${g} * factor, ${u} * factor);` : biases.value(`${g} * factor`, `${u} * factor`, used)}
       inner[t * ${outputWidth}u + ${offset} + own] = select(0.0, value, own < ${ofUnit(({ gate }) => rowsOf(gate))});
     }`,
     );
@@ -186,7 +198,7 @@ ${staged.end}
 ${write('', gateSum, upSum)}`;
   const code = text.code(/* wgsl */ `
 ${reader.code}
-${sigmoidCode}
+${gluCode(activation)}
 ${choice?.functions ?? ''}
 ${encoding.helpers(span, [...(routedPair ?? []), ...(alwaysPair ?? [])])}
 ${scratchCode(staged, sums)}
@@ -213,4 +225,21 @@ ${rounds === 1 ? taken() : rounded()}
     bindings: text.bindings,
     workgroups: (run) => [across * units + (choice === undefined ? 0 : 1), 1, run.rows],
   });
+}
+
+/** Binds the biases of the experts' gates and ups, and adds them. */
+function gatedBiases(text: KernelText, { operation }: MoeLayer) {
+  const { prefix, moe } = operation;
+  text.vector(`${prefix}.gate.bias`, 'gateBias').vector(`${prefix}.up.bias`, 'upBias');
+  return {
+    /** Statements that declare `value` of the inner value `own` of the expert `chosen`; what all rows go through has no biases. */
+    value: (gate: string, up: string, used: number) => `      var gateValue = ${gate};
+      var upValue = ${up};
+      if (rank < ${used}u) {
+        let at = chosen * ${moe.inner}u + min(own, ${moe.inner - 1}u);
+        gateValue += gateBias[at];
+        upValue += upBias[at];
+      }
+      let value = glu(gateValue, upValue);`,
+  };
 }

@@ -33,6 +33,7 @@ function productRow(
     modes,
     tolerance: encoding.tolerance,
     layout: 'planes',
+    serves: operation === 'head' ? ['a soft cap on logits'] : [],
     accepts(request) {
       const { weight } = request.operation as LinearOperation | HeadOperation;
       const { format, shape } = request.weights[weight] as { format: string; shape: readonly number[] };
@@ -76,6 +77,7 @@ function emitProduct(
     outputWidth: width,
     weight,
     bias: operation.kind === 'linear' ? operation.bias : undefined,
+    softcap: operation.kind === 'head' ? operation.softcap : undefined,
   } as const;
   if (head || mode === 'step') {
     emitMatVec(builder, mode, { ...product, encoding, weights: [{ weight, bias: product.bias }], wanted: head });

@@ -8,6 +8,7 @@ import type { RowNorm, ValueName } from '../../../model/graph.ts';
 import type { Weight } from '../../../model/weights.ts';
 import type { Mode } from '../../kernel.ts';
 import type { Binding, Builder, Dispatch, RunShape } from '../builder.ts';
+import { softcapCode } from './activation.ts';
 import { columnsOf, KernelText, rowReader, rowsOf, spread, unrolled } from './kernel-text.ts';
 import { ENABLE_EXCHANGE, exchangeSums, exchanges } from './lane-exchange.ts';
 import {
@@ -38,6 +39,8 @@ export interface MatVec {
   readonly add?: ValueName;
   /** Whether the rows are those whose logits are wanted. */
   readonly wanted: boolean;
+  /** What results y become cap · tanh(y / cap) with. */
+  readonly softcap?: number;
 }
 
 /** Emits a dispatch for each size of tile; one of them serves a run. */
@@ -106,7 +109,7 @@ function matVecKernel(
   product: MatVec,
   tile: number,
 ): Pick<Dispatch, 'code' | 'bindings'> & { readonly groups: number } {
-  const { encoding, input, norm, output, outputWidth, outputOffset = 0, weights, add, wanted } = product;
+  const { encoding, input, norm, output, outputWidth, outputOffset = 0, weights, add, wanted, softcap } = product;
   const columns = columnsOf((weights[0] as { weight: Weight }).weight);
   const {
     lanes,
@@ -218,7 +221,10 @@ ${ofRow(
     const values = Array.from({ length: own * tile }, (_, k) => value(Math.floor(k / tile), k % tile));
     return sums.total([values], (output, [sum]) => {
       const total = `${sum} * ${staged.factor(`(${output}) % ${tile}u`)}`;
-      const put = ({ bias }: Segment) => `y[place] = ${total}${bias === undefined ? '' : ` + ${bias}[row]`}${added};`;
+      const put = ({ bias }: Segment) => {
+        const made = `${total}${bias === undefined ? '' : ` + ${bias}[row]`}${added}`;
+        return `y[place] = ${softcap === undefined ? made : `capped(${made})`};`;
+      };
       return ofRow(output, home(turn, output, put));
     });
   };
@@ -282,6 +288,7 @@ ${encoding.helpers(
 ${scratchCode(staged, sums)}
 ${staged.functions}
 ${sums.code}
+${softcap === undefined ? '' : softcapCode(softcap)}
 
 @compute @workgroup_size(${threads})
 fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: u32) {

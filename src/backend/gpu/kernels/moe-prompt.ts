@@ -3,9 +3,10 @@
  * each row's results are summed in rank order. Where a pair stands among its expert's changes no bit of what is made of it.
  */
 
+import { gluCode } from './activation.ts';
 import { columnsOf, KernelText, rowReader } from './kernel-text.ts';
 import { emitTiled } from './linear.ts';
-import { buffer, type MoeLayer, sigmoidCode, value } from './moe-layer.ts';
+import { buffer, type MoeLayer, value } from './moe-layer.ts';
 import { emitCombine, emitSort, type Sorted } from './moe-sort.ts';
 import { emitTiledGated } from './tiled-gated.ts';
 import { TILE_ROWS, tileKernel } from './tiles.ts';
@@ -25,11 +26,11 @@ export function emitPromptExperts(layer: MoeLayer): void {
   emitCombine(layer, 'prompt');
 }
 
-/** silu(gate · x) ⊙ (up · x) of sorted pairs: 32 rows of each matrix a tile. */
+/** Gate and up of sorted pairs become one: 32 rows of each matrix a tile. */
 function emitIn(layer: MoeLayer, sorted: Sorted): void {
-  const { operation, builder, inner, innerWidth, slot, bank } = layer;
+  const { operation, builder, route, routeWidth, inner, innerWidth, slot, bank } = layer;
   const { moe, prefix, input } = operation;
-  const { used } = moe;
+  const { used, biases, router } = moe;
   const rows = moe.inner;
   const reader = rowReader(columnsOf(bank.gate));
   const text = new KernelText()
@@ -38,18 +39,25 @@ function emitIn(layer: MoeLayer, sorted: Sorted): void {
     .bind({ kind: 'step' }, 'step', 'u32')
     .bind(buffer(sorted.name, 'read'), 'sorted', 'u32');
   bank.bind(text);
+  if (biases) text.vector(`${prefix}.gate.bias`, 'gateBias').vector(`${prefix}.up.bias`, 'upBias');
+  if (router.weighsInput) text.bind(buffer(route, 'read'), 'route', 'u32');
   const gate = text.matrix(bank.gate);
   const up = text.matrix(bank.up);
   const half = TILE_ROWS / 2;
+  /** A product as what is made of it takes it: of the weighed input, with its bias. */
+  const productOf = (product: string, bias: string) => {
+    const weighed = router.weighsInput ? `${product} * weight` : product;
+    return biases ? `${weighed} + ${bias}[expert * ${rows}u + min(row, ${rows - 1}u)]` : weighed;
+  };
   const put = (j: number) => `      {
         let row = first + tx + ${16 * j}u;
-        if (row < ${slot}u) { inner[out + row] = select(0.0, silu(s${j}) * s${j + 2}, row < ${rows}u); }
+        if (row < ${slot}u) { inner[out + row] = select(0.0, glu(${productOf(`s${j}`, 'gateBias')}, ${productOf(`s${j + 2}`, 'upBias')}), row < ${rows}u); }
       }`;
   const code = tileKernel({
     text,
     height: HEIGHT,
     blocks: gate.blocks,
-    functions: reader.code + sigmoidCode,
+    functions: reader.code + gluCode(moe.activation),
     start: `${sorted.tile}${bank.find}\n  let first = wg.x * ${half}u;`,
     inputRow: `sorted[${sorted.order}u + place + t] / ${used}u`,
     decode: (store) => `
@@ -58,6 +66,7 @@ function emitIn(layer: MoeLayer, sorted: Sorted): void {
       }`,
     write: `      let pair = sorted[${sorted.order}u + place + t];
       let out = (pair / ${used}u) * ${innerWidth}u + (pair % ${used}u) * ${slot}u;
+${router.weighsInput ? `      let weight = bitcast<f32>(route[(pair / ${used}u) * ${routeWidth}u + ${used}u + pair % ${used}u]);` : ''}
 ${put(0)}
 ${put(1)}`,
   });
@@ -78,6 +87,7 @@ function emitSharedIn({ operation, builder, inner, innerWidth, slot, sharedSlot 
     input,
     gate: builder.weight(`${prefix}.shared.gate`),
     up: builder.weight(`${prefix}.shared.up`),
+    activation: moe.activation,
     output: buffer(inner, 'write'),
     outputWidth: innerWidth,
     outputOffset: moe.used * slot,
@@ -95,10 +105,11 @@ function emitOut(layer: MoeLayer, sorted: Sorted): void {
     .bind(buffer(sorted.name, 'read'), 'sorted', 'u32')
     .bind(buffer(`${prefix}.made`, 'write'), 'made', 'f32');
   bank.bind(text);
+  if (moe.biases) text.vector(`${prefix}.down.bias`, 'downBias');
   const down = text.matrix(bank.down);
   const put = (j: number) => `      {
         let row = first + tx + ${16 * j}u;
-        if (row < ${hidden}u) { made[pair * ${hidden}u + row] = s${j}; }
+        if (row < ${hidden}u) { made[pair * ${hidden}u + row] = s${j}${moe.biases ? ` + downBias[expert * ${hidden}u + row]` : ''}; }
       }`;
   const code = tileKernel({
     text,

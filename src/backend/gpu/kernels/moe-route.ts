@@ -21,12 +21,14 @@ const MOST_UNROLLED = 32;
  * nobody waits for it but they.
  */
 export function choosesAlong({ operation }: Pick<MoeLayer, 'operation'>): boolean {
-  return operation.moe.experts <= 256 && operation.split === undefined;
+  const { experts, router } = operation.moe;
+  // Where weights multiply inputs, all wait for the weights.
+  return experts <= 256 && operation.split === undefined && !router.weighsInput;
 }
 
 /** WGSL of the choice for the row `t` by the threads `tid`; a module has it once. */
 export interface RouteCode {
-  /** Binds the router's logits as `logits`, and the selection bias where there is one. */
+  /** Binds the router's logits as `logits`, and the selection bias and the experts' scales where there are some. */
   bind(text: KernelText): void;
   /** Declares workgroup memory, and `pickedExpert(rank)`; after `sigmoidCode`. */
   readonly functions: string;
@@ -43,7 +45,7 @@ export function routeCode(layer: RoutedLayer, threads: number): RouteCode {
   const { operation, builder, logits, logitsWidth, routeWidth } = layer;
   const { moe, prefix } = operation;
   const { experts, used, router } = moe;
-  const { gating, groups, selectionBias, normalise, scale } = router;
+  const { gating, groups, selectionBias, normalise, scale, expertScale } = router;
   const softmax = gating === 'softmax';
   const each = (body: string) => `  for (var e = tid; e < ${experts}u; e += ${threads}u) {\n${body}\n  }`;
   /** Threads that count for an expert: neighbours, which a subgroup has together. */
@@ -72,7 +74,7 @@ ${each('    ownTop = max(ownTop, ranks[e]);')}
 ${each('    let score = exp(ranks[e] - top);\n    scores[e] = score;\n    ownSum += score;')}
   let sum = blockSum(tid, ownSum);`;
   /** Whether what is compared is made of the scores, and not of the logits themselves. */
-  const byScore = !softmax || selectionBias;
+  const byScore = selectionBias || (!softmax && groups !== undefined);
   /** Whether what is compared are the logits, so that keys need no barrier of their own. */
   const early = !byScore && groups === undefined;
   /** Statements that add to `before` those of the thread's fours that go before expert `e`. */
@@ -121,6 +123,7 @@ ${pickIf(` && tid < ${experts * counters}u`)}
     bind(text) {
       text.bind(buffer(logits, 'read'), 'logits', 'f32');
       if (selectionBias) text.vector(`${prefix}.selectionBias`, 'bias');
+      if (expertScale) text.vector(`${prefix}.expertScale`, 'expertScale');
     },
     functions: /* wgsl */ `
 ${softmax ? `${blockMax(threads, LEAST)}\n${blockSum(threads)}` : ''}
@@ -178,7 +181,7 @@ ${byScore || !softmax ? '' : softmaxed}
     for (var k = 0u; k < ${used}u; k++) { total += scores[picked[k]]${softmax ? ' / sum' : ''}; }
     var weight = scores[picked[tid]]${softmax ? ' / sum' : ''};
     ${normalise ? 'if (total > 1e-20) { weight /= total; }' : ''}
-    weight *= ${f32Literal(scale)};
+    weight *= ${f32Literal(scale)}${expertScale ? ' * expertScale[picked[tid]]' : ''};
     let lost = atomicLoad(&bad) != 0u;
     route[t * ${routeWidth}u + tid] = pickedExpert(tid);
     route[t * ${routeWidth}u + ${used}u + tid] = select(bitcast<u32>(weight), ${NAN_BITS}, lost);

@@ -139,12 +139,14 @@ ${overPairs((i) => `sorted[${order}u + atomicAdd(&counts[expert${i}], 1u)] = pai
  */
 export function emitCombine({ operation, builder, hidden, route, routeWidth }: MoeLayer, mode: Mode): void {
   const { moe, prefix, output, add, split } = operation;
-  const { used, shared } = moe;
+  const { used, shared, router } = moe;
+  // Weights of inputs are in what was made already.
+  const weight = router.weighsInput ? '' : `bitcast<f32>(route[t * ${routeWidth}u + ${used}u + rank]) * `;
   const text = new KernelText()
     .bind(buffer(`${prefix}.made`, 'read'), 'made', 'f32')
-    .bind(buffer(route, 'read'), 'route', 'u32')
     .bind(value(output, 'write'), 'y', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
+  if (weight !== '' || shared !== undefined) text.bind(buffer(route, 'read'), 'route', 'u32');
   if (shared !== undefined) text.bind(buffer(`${prefix}.sharedOut`, 'read'), 'sharedOut', 'f32');
   if (add !== undefined) text.bind(value(add, 'read'), 'residual', 'f32');
   if (split !== undefined) {
@@ -171,7 +173,7 @@ fn main(@builtin(workgroup_id) wg: vec3u, @builtin(local_invocation_index) tid: 
   if (t >= step[${builder.step.rows}u] || i >= ${hidden}u) { return; }
   var sum = 0.0;
   for (var rank = 0u; rank < ${used}u; rank++) {
-    sum += bitcast<f32>(route[t * ${routeWidth}u + ${used}u + rank]) * madeOf(t * ${used}u + rank, i);
+    sum += ${weight}madeOf(t * ${used}u + rank, i);
   }
   ${shared === undefined ? '' : `sum += bitcast<f32>(route[t * ${routeWidth}u + ${2 * used}u]) * sharedOut[t * ${hidden}u + i];`}
   y[t * ${hidden}u + i] = sum${add === undefined ? '' : ` + residual[t * ${hidden}u + i]`};

@@ -39,10 +39,12 @@ export function exchangedDown(
     readonly threads: number;
     /** WGSL of an expert's weight. */
     readonly weight: (unit: string) => string;
+    /** WGSL of what the expert `unit` makes of the output value `row`, whose products sum up to `all`. */
+    readonly sum: (row: string) => string;
   },
 ): DownSums {
   const { used, blocks, sharedBlocks } = units;
-  const { rows, turns, threads, weight } = given;
+  const { rows, turns, threads, weight, sum } = given;
   const width = neighbours(units);
   const groups = (used * blocks + sharedBlocks) / width;
   const [own, shared] = [blocks / width, sharedBlocks / width];
@@ -63,7 +65,7 @@ export function exchangedDown(
     let end = begin + ${sharedBlocks === 0 ? `${own}u` : `select(${shared}u, ${own}u, unit < ${used}u)`};
     var all = groups[begin];
     for (var k = begin + 1u; k < end; k++) { all += groups[k]; }
-    made[i] = ${weight('unit')} * all;
+    made[i] = ${weight('unit')} * ${sum(`(first + i / ${count}u)`)};
   }
   workgroupBarrier();`,
   };

@@ -35,6 +35,7 @@ export function emitStepExperts(layer: MoeLayer, encoding: Encoding): void {
     encoding,
     input,
     norm,
+    activation: moe.activation,
     output: buffer(inner, 'write'),
     outputWidth: innerWidth,
     routed: {
@@ -72,7 +73,7 @@ function downTurns(
 function emitDown(layer: MoeLayer, encoding: Encoding): void {
   const { operation, builder, hidden, route, routeWidth, inner, innerWidth, slot, sharedSlot, bank } = layer;
   const { moe, prefix, output, add, split } = operation;
-  const { experts, used, shared } = moe;
+  const { experts, used, shared, biases, router } = moe;
   const text = new KernelText()
     .bind(buffer(inner, 'read'), 'inner', 'vec4f')
     .bind(buffer(route, 'read'), 'route', 'u32');
@@ -88,6 +89,7 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
     }
   }
   bank.bind(text);
+  if (biases) text.vector(`${prefix}.down.bias`, 'downBias');
   const down = text.matrix(bank.down);
   const sharedDown = shared === undefined ? undefined : text.matrix(builder.weight(`${prefix}.shared.down`));
   const blocks = slot / 32;
@@ -142,7 +144,16 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
       : `      scratch[${place}] = bitcast<u32>(${product(r)});`;
   });
   // The shared expert's factor stands behind the weights.
-  const weightOf = (unit: string) => `bitcast<f32>(route[t * ${routeWidth}u + ${used}u + ${unit}])`;
+  const routed = (unit: string) => `bitcast<f32>(route[t * ${routeWidth}u + ${used}u + ${unit}])`;
+  const weightOf = (unit: string) =>
+    router.weighsInput ? `select(${routed(unit)}, 1f, ${unit} < ${used}u)` : routed(unit);
+  /** The sum `all` of the unit `unit` for the output value `row`, with the expert's bias. */
+  const sumOf = (row: string) => {
+    if (!biases) return 'all';
+    const chosen = `min(route[t * ${routeWidth}u + min(unit, ${used - 1}u)], ${experts - 1}u)`;
+    const bias = `downBias[${chosen} * ${hidden}u + min(${row}, ${hidden - 1}u)]`;
+    return shared === undefined ? `(all + ${bias})` : `(all + select(0f, ${bias}, unit < ${used}u))`;
+  };
   /** The weighted sums of so many rows, a thread each. */
   const writeRows = (
     count: number,
@@ -157,10 +168,10 @@ function emitDown(layer: MoeLayer, encoding: Encoding): void {
   /** What is done with the sum `all` of the unit `unit` for the turn's row `i / units`. */
   const putUnit = (turn: string) =>
     split === undefined
-      ? `    made[i] = ${weightOf('unit')} * all;`
+      ? `    made[i] = ${weightOf('unit')} * ${sumOf(`(first + ${turn}i / ${units}u)`)};`
       : `    let row = first + ${turn}i / ${units}u;
     if (row < ${hidden}u) {
-      ${shared === undefined ? '' : `if (unit == ${used}u) { ofShared[t * ${hidden}u + row] = all; } else `}{ ofExperts[(t * ${used}u + unit) * ${hidden}u + row] = all; }
+      ${shared === undefined ? '' : `if (unit == ${used}u) { ofShared[t * ${hidden}u + row] = all; } else `}{ ofExperts[(t * ${used}u + unit) * ${hidden}u + row] = ${sumOf('row')}; }
     }`;
   /** Sums of a turn: of each expert's blocks, then of the experts. */
   const write = (turn: string) => `  workgroupBarrier();
@@ -196,7 +207,7 @@ ${put}
 ${write(turns === 1 ? '' : `turn * ${rows}u + `)}
 ${turns === 1 ? '' : unrolled(rows, (r) => `    w${r} = next${r};`)}
   }`;
-  const exchanging = exchangedDown(counts, { rows, turns, threads, weight: weightOf });
+  const exchanging = exchangedDown(counts, { rows, turns, threads, weight: weightOf, sum: sumOf });
   /** The same where lanes exchange: their sums wait for the last turn's. */
   const takenTogether = () => `${staged.fetch('0u')}
 ${itemOf('')}

@@ -6,11 +6,13 @@
 
 import type { MoeOperation, ValueName } from '../../../model/graph.ts';
 import type { MoeSpec } from '../../../model/spec.ts';
+import { expertVectors } from '../../../model/weights.ts';
 import { type KernelRequest, MAX_STEP_ROWS, type Mode, type Tolerance, type WeightShape } from '../../kernel.ts';
 import type { Builder } from '../builder.ts';
 import { foreseenAfter } from '../foresee.ts';
 import { acceptsWeight } from '../formats/index.ts';
 import type { GpuRow } from '../row.ts';
+import { servedActivations } from './activation.ts';
 import { acceptsEncoding, type Encoding, f32Encoding, int8Encoding } from './lane-product.ts';
 import { emitMatVec } from './matvec.ts';
 import { bankOf, buffer, type MoeLayer, type RoutedLayer } from './moe-layer.ts';
@@ -40,6 +42,14 @@ function moeRow(name: string, mode: Mode, encoding: Encoding): GpuRow {
     modes: [mode],
     tolerance: encoding.id === 'f32' ? f32Tolerance : encoding.tolerance,
     layout: 'planes',
+    serves: [
+      ...servedActivations,
+      'biases of experts',
+      "a router's bias",
+      "a router's own input",
+      'scales of experts',
+      'weights on the inputs of experts',
+    ],
     accepts(request) {
       const answer = acceptsLayer(request);
       if (answer !== true) return answer;
@@ -61,7 +71,7 @@ function moeRow(name: string, mode: Mode, encoding: Encoding): GpuRow {
 function matricesOf({ operation, weights }: KernelRequest): [name: string, weight: WeightShape][] {
   const { prefix } = operation as MoeOperation;
   return Object.entries(weights).filter(
-    ([part]) => part.startsWith(`${prefix}.`) && part !== `${prefix}.selectionBias`,
+    ([part]) => part.startsWith(`${prefix}.`) && !expertVectors.has(part.slice(prefix.length + 1)),
   );
 }
 
@@ -168,25 +178,30 @@ function withoutNorm(operation: MoeOperation, builder: Builder): MoeOperation {
 function emitLogits(layer: RoutedLayer, mode: Mode): void {
   const { operation, builder, which = '', logits, logitsWidth } = layer;
   const { moe, prefix, input, norm } = operation;
+  const own = operation.routerInput;
   const router = builder.weight(`${prefix}.router`);
+  const bias = moe.router.bias ? `${prefix}.router.bias` : undefined;
   const shared = moe.shared?.gated === true ? [builder.weight(`${prefix}.shared.router`)] : [];
   const common = {
     label: `${prefix}.router${which}`,
     encoding: f32Encoding,
-    norm,
     output: buffer(logits, 'write'),
     outputWidth: logitsWidth,
   };
-  if (mode === 'step') {
-    const weights = [router, ...shared].map((weight) => ({ weight }));
-    emitMatVec(builder, mode, { ...common, input, weights, wanted: false });
+  // Both read the same rows, normed here where that is fused, unless the router has rows of its own.
+  if (mode === 'step' && own === undefined) {
+    const weights = [{ weight: router, bias }, ...shared.map((weight) => ({ weight }))];
+    emitMatVec(builder, mode, { ...common, norm, input, weights, wanted: false });
     return;
   }
-  emitTiledSplit(builder, { ...common, input, weight: router });
+  if (mode === 'prompt') emitTiledSplit(builder, { ...common, input: own ?? input, weight: router, bias });
+  else
+    emitMatVec(builder, mode, { ...common, input: own ?? input, weights: [{ weight: router, bias }], wanted: false });
   for (const weight of shared) {
     const label = `${prefix}.shared.router`;
     emitMatVec(builder, mode, {
       ...common,
+      norm,
       label,
       input,
       outputOffset: moe.experts,

@@ -5,6 +5,7 @@ import type { Mode, WeightShape } from '../../kernel.ts';
 import type { Builder } from '../builder.ts';
 import { acceptsWeight } from '../formats/index.ts';
 import type { GpuRow } from '../row.ts';
+import { servedActivations } from './activation.ts';
 import { emitGated } from './gated.ts';
 import { rowsOf } from './kernel-text.ts';
 import { acceptsEncoding, type Encoding, f32Encoding, int8Encoding } from './lane-product.ts';
@@ -27,6 +28,7 @@ function fusedRow(kind: Fused['kind'], mode: Mode, encoding: Encoding): GpuRow {
     modes: [mode],
     tolerance: encoding.tolerance,
     layout: 'planes',
+    serves: kind === 'gated' ? servedActivations : [],
     accepts(request) {
       const operation = request.operation as Fused;
       const matrices = matricesOf(operation).map((name) => [name, request.weights[name] as WeightShape] as const);
@@ -105,6 +107,7 @@ function emitGatedStep(operation: GatedOperation, builder: Builder, encoding: En
     encoding,
     input,
     norm,
+    activation: operation.activation,
     output: { kind: 'value', name: output, access: 'write' },
     outputWidth,
     always: {
@@ -125,6 +128,7 @@ function emitGatedPrompt(operation: GatedOperation, builder: Builder): void {
     input: emitRowNorm(builder, 'prompt', operation),
     gate: builder.weight(operation.gate),
     up: builder.weight(operation.up),
+    activation: operation.activation,
     output: { kind: 'value', name: output, access: 'write' },
     outputWidth,
     outputOffset: 0,

@@ -6,6 +6,8 @@
 import type { Demand } from '../../../model/demands.ts';
 import type {
   AddOperation,
+  ConcatOperation,
+  GateOperation,
   GluOperation,
   NormOperation,
   Operation,
@@ -18,6 +20,7 @@ import type {
 import type { KernelRequest, Mode, Tolerance } from '../../kernel.ts';
 import type { Builder, Dispatch } from '../builder.ts';
 import type { GpuRow } from '../row.ts';
+import { gateCode, gluCode, servedActivations } from './activation.ts';
 import { type Bound, blockSum, declare, f32Literal, MAX_WORKGROUPS, readValue, STEP, writeValue } from './snippets.ts';
 
 const f32Tolerance: Tolerance = {
@@ -62,13 +65,15 @@ function elementwise(options: {
   readonly weight?: WeightName;
   /** WGSL over elements of the type `T`. */
   readonly expression: string;
+  /** What it calls; elements are then taken one by one. */
+  readonly functions?: string;
   readonly rest?: number;
   readonly builder: Builder;
 }): Dispatch {
-  const { label, output, weight, expression, rest = 0, builder } = options;
+  const { label, output, weight, expression, functions = '', rest = 0, builder } = options;
   const inputs = Object.entries(options.inputs);
   const width = builder.width(output);
-  const inFours = width % 4 === 0 && rest % 4 === 0;
+  const inFours = width % 4 === 0 && rest % 4 === 0 && functions === '';
   const units = inFours ? width / 4 : width;
   const changed = inFours ? (width - rest) / 4 : width - rest;
   const element = inFours ? 'vec4f' : 'f32';
@@ -83,6 +88,7 @@ function elementwise(options: {
     bindings,
     code: `alias T = ${element};
 ${text}
+${functions}
 
 @compute @workgroup_size(${ELEMENT_THREADS})
 fn main(@builtin(global_invocation_id) id: vec3u) {
@@ -154,6 +160,32 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
   };
 }
 
+/** A thread takes an element, with the gate that it has its share in. */
+function gateDispatch({ input, gate, output, activation, layer }: GateOperation, builder: Builder): Dispatch {
+  const width = builder.width(output);
+  const gates = builder.width(gate);
+  const { text, bindings } = declare([
+    [readValue(input), 'input', 'f32'],
+    [readValue(gate), 'gates', 'f32'],
+    [writeValue(output), 'output', 'f32'],
+    STEP,
+  ]);
+  return {
+    label: `layers.${layer}.gate ${output}`,
+    bindings,
+    code: `${text}
+${gateCode(activation)}
+@compute @workgroup_size(${ELEMENT_THREADS})
+fn main(@builtin(global_invocation_id) id: vec3u) {
+  if (id.x >= ${width}u || id.y >= step[${builder.step.rows}]) { return; }
+  let i = id.y * ${width}u + id.x;
+  output[i] = input[i] * act(gates[id.y * ${gates}u + id.x / ${width / gates}u]);
+}
+`,
+    workgroups: ({ rows }) => [Math.ceil(width / ELEMENT_THREADS), rows, 1],
+  };
+}
+
 /**
  * Emits the norm in front of a fused operation by itself, for modes in which many kernels read the normed rows.
  * @returns the value that holds them; the operation's own input where there is no norm
@@ -212,6 +244,34 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
   };
 }
 
+function concatDispatch({ left, right, output, layer }: ConcatOperation, builder: Builder): Dispatch {
+  const [first, second, width] = [builder.width(left), builder.width(right), builder.width(output)];
+  const { text, bindings } = declare([
+    [readValue(left), 'left', 'f32'],
+    [readValue(right), 'right', 'f32'],
+    [writeValue(output), 'output', 'f32'],
+    STEP,
+  ]);
+  return {
+    label: `layers.${layer}.concat ${output}`,
+    bindings,
+    code: `${text}
+
+@compute @workgroup_size(${ELEMENT_THREADS})
+fn main(@builtin(global_invocation_id) id: vec3u) {
+  let row = id.y;
+  if (id.x >= ${width}u || row >= step[${builder.step.rows}]) { return; }
+  if (id.x < ${first}u) {
+    output[row * ${width}u + id.x] = left[row * ${first}u + id.x];
+  } else {
+    output[row * ${width}u + id.x] = right[row * ${second}u + id.x - ${first}u];
+  }
+}
+`,
+    workgroups: ({ rows }) => [Math.ceil(width / ELEMENT_THREADS), rows, 1],
+  };
+}
+
 export const rowwiseRows: readonly GpuRow[] = [
   {
     name: 'incoming',
@@ -239,16 +299,23 @@ export const rowwiseRows: readonly GpuRow[] = [
   }),
   rowwise<GluOperation>({
     operation: 'glu',
-    dispatch: ({ gate, up, output, layer }, builder) =>
-      elementwise({
+    serves: servedActivations,
+    dispatch({ gate, up, output, layer, activation }, builder) {
+      const made =
+        activation === 'silu'
+          ? // Far below zero the exponential is infinite and the quotient 0; far above it is 0 and the quotient the gate.
+            { expression: 'a / (T(1.0) + exp(-a)) * b' }
+          : { expression: 'glu(a, b)', functions: gluCode(activation) };
+      return elementwise({
         label: `layers.${layer}.glu ${output}`,
         inputs: { a: gate, b: up },
         output,
-        // Far below zero the exponential is infinite and the quotient 0; far above it is 0 and the quotient the gate.
-        expression: 'a / (T(1.0) + exp(-a)) * b',
+        ...made,
         builder,
-      }),
+      });
+    },
   }),
+  rowwise<GateOperation>({ operation: 'gate', dispatch: gateDispatch }),
   rowwise<AddOperation>({
     operation: 'add',
     dispatch: ({ left, right, output, layer }, builder) =>
@@ -274,6 +341,7 @@ export const rowwiseRows: readonly GpuRow[] = [
         builder,
       }),
   }),
+  rowwise<ConcatOperation>({ operation: 'concat', dispatch: concatDispatch }),
 ];
 
 /** The buffer of {@link emitFiniteCheck}: one u32, which the host sets to {@link NO_FAULT} before a run. */

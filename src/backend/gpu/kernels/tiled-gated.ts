@@ -1,10 +1,11 @@
-/** silu(gate · x) ⊙ (up · x) of prompt rows: tiles of 32 rows of each of two matrices (`tiles.ts`). */
+/** Gate and up of prompt rows become one: tiles of 32 rows of each of two matrices (`tiles.ts`). */
 
 import type { ValueName } from '../../../model/graph.ts';
+import type { Activation } from '../../../model/spec.ts';
 import type { Weight } from '../../../model/weights.ts';
 import type { Binding, Builder } from '../builder.ts';
+import { gluCode } from './activation.ts';
 import { columnsOf, KernelText, rowReader, rowsOf } from './kernel-text.ts';
-import { sigmoidCode } from './moe-layer.ts';
 import { TILE_ROWS, tileKernel } from './tiles.ts';
 
 /** Run rows of a tile. */
@@ -15,6 +16,7 @@ export interface TiledGated {
   readonly input: ValueName;
   readonly gate: Weight;
   readonly up: Weight;
+  readonly activation: Activation;
   readonly output: Exclude<Binding, { kind: 'weight' }>;
   /** f32 of an output row, and where in it the products begin. */
   readonly outputWidth: number;
@@ -24,7 +26,7 @@ export interface TiledGated {
 }
 
 export function emitTiledGated(builder: Builder, gated: TiledGated): void {
-  const { label, input, output, outputWidth, outputOffset, wide } = gated;
+  const { label, input, activation, output, outputWidth, outputOffset, wide } = gated;
   const rows = rowsOf(gated.gate);
   const reader = rowReader(columnsOf(gated.gate));
   const text = new KernelText()
@@ -36,13 +38,13 @@ export function emitTiledGated(builder: Builder, gated: TiledGated): void {
   const half = TILE_ROWS / 2;
   const put = (j: number) => `      {
         let row = first + tx + ${16 * j}u;
-        if (row < ${wide}u) { y[out + row] = select(0.0, silu(s${j}) * s${j + 2}, row < ${rows}u); }
+        if (row < ${wide}u) { y[out + row] = select(0.0, glu(s${j}, s${j + 2}), row < ${rows}u); }
       }`;
   const code = tileKernel({
     text,
     height: HEIGHT,
     blocks: gate.blocks,
-    functions: reader.code + sigmoidCode,
+    functions: reader.code + gluCode(activation),
     start: `
   let top = wg.y * ${HEIGHT}u;
   if (top >= step[${builder.step.rows}u]) { return; }

@@ -29,6 +29,8 @@ export interface SplitProduct {
   /** f32 of an output row, of which the weight's rows are the first. */
   readonly outputWidth: number;
   readonly weight: Weight;
+  /** [rows of the weight] */
+  readonly bias?: string;
 }
 
 /** The parts' sums: [parts][rows of the builder][rows of the weight] f32. */
@@ -92,12 +94,13 @@ function partKernel(
   return { code, bindings: text.bindings };
 }
 
-function emitSum(builder: Builder, { label, output, outputWidth, weight }: SplitProduct, parts: Parts): void {
+function emitSum(builder: Builder, { label, output, outputWidth, weight, bias }: SplitProduct, parts: Parts): void {
   const rows = rowsOf(weight);
   const text = new KernelText()
     .bind({ kind: 'buffer', name: parts.name, access: 'read' }, 'sums', 'f32')
     .bind(output, 'y', 'f32')
     .bind({ kind: 'step' }, 'step', 'u32');
+  if (bias !== undefined) text.vector(bias, 'bias');
   const code = text.code(/* wgsl */ `
 @compute @workgroup_size(${THREADS})
 fn main(@builtin(global_invocation_id) id: vec3u) {
@@ -108,7 +111,7 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
   for (var part = 0u; part < ${parts.count}u; part++) {
     sum += sums[(part * ${builder.rows}u + t) * ${rows}u + row];
   }
-  y[t * ${outputWidth}u + row] = sum;
+  y[t * ${outputWidth}u + row] = sum${bias === undefined ? '' : ' + bias[row]'};
 }`);
   builder.dispatch('prompt', {
     label: `${label} sum`,
