@@ -17,10 +17,12 @@ import type { ModelSource } from '../format/source.ts';
 import { buildGraph } from '../model/decoder.ts';
 import { readModel } from '../model/read-model.ts';
 import type { Weights } from '../model/weights.ts';
+import { detectFeatures } from '../platform/features.ts';
 import { syntheticModel } from '../synthetic/source.ts';
 import { type ExpertChoice, planExperts } from './experts.ts';
 import { explain } from './explain.ts';
-import type { PlannedExperts } from './plan.ts';
+import { plan } from './place.ts';
+import type { PlannedExperts, PlanOptions } from './plan.ts';
 
 const GIB = 2 ** 30;
 
@@ -259,6 +261,19 @@ describe('a plan', () => {
     }
     // All layers with some of their experts need no excuse.
     assert.equal(little(8 * GIB).layersReason, undefined);
+  });
+
+  test('of many cores leaves the more to others the fewer experts the CPU has to compute, and takes what is told', () => {
+    const threads = (cores: number, options: PlanOptions) => {
+      const platform = { threads: cores, freeMemoryBytes: 64 * GIB, features: detectFeatures(), adapter };
+      return plan({ ...large, ignored: [], options: { device: 'gpu', gpuLayers: -1, ...options }, platform }).threads;
+    };
+    assert.equal(threads(16, { cpuMoe: true }), 14);
+    assert.equal(threads(16, { expertCache: 'lfu:25%' }), 11);
+    assert.equal(threads(16, { expertCache: 'lfu:50%' }), 8);
+    assert.equal(threads(16, { expertCache: 'lfu:90%' }), 8);
+    assert.equal(threads(16, { expertCache: 'lfu:50%', threads: 15 }), 15);
+    assert.equal(threads(4, { expertCache: 'lfu:50%' }), 4);
   });
 
   test('says how many layers never leave the GPU', async () => {

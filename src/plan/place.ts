@@ -100,7 +100,7 @@ export function planParts(
       memoryBytes,
     })),
     experts: shared.experts,
-    threads: Math.max(...parts.map(({ placer, request: own }) => placer.threads(own))),
+    threads: Math.max(...parts.map(({ placer, request: own }) => placer.threads(own, shared.experts))),
     features: [...main.features].sort(),
     adapter: main.device === 'gpu' ? platform.adapter?.name : undefined,
     adapterNumber: main.device === 'gpu' ? adapterNumber(options) : undefined,

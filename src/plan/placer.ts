@@ -53,7 +53,8 @@ export interface Placer {
   /** Rewrites the graph before kernels are chosen, where the device has operations of its own. */
   readonly rewrite?: (graph: Graph) => Graph;
   readonly features: (request: PlanRequest) => ReadonlySet<string>;
-  readonly threads: (request: PlanRequest) => number;
+  /** @param experts where experts are split */
+  readonly threads: (request: PlanRequest, experts?: PlannedExperts) => number;
   readonly defaultCache: (request: PlanRequest, context: number) => CacheType;
   /** Most rows of a prompt in one run. */
   readonly promptRows: (request: PlanRequest) => number;

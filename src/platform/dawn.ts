@@ -20,6 +20,8 @@ export interface DawnAdapter {
 
 /** Chrome's gates that kernels may use; none makes a kernel that passes validation do anything else. */
 const gates = ['allow_unsafe_apis', 'vulkan_enable_f16_on_nvidia'];
+/** Kernels read no workgroup memory that they have not written: nobody needs to clear it each time. */
+const uncleared = 'disable_workgroup_init';
 /** What costs kernels their bounds checks and commands their validation. */
 const unchecked = ['skip_validation', 'disable_robustness'];
 /** Exact timestamps: a program of one's own has no secrets from itself. */
@@ -55,7 +57,7 @@ export async function openDawn(choice: GpuChoice = {}): Promise<GPU | undefined>
   const dawn = await loadDawn();
   if (dawn === undefined) return undefined;
   const { number } = choice;
-  const toggles = choice.unchecked === true ? [...gates, ...unchecked] : gates;
+  const toggles = [...gates, uncleared, ...(choice.unchecked === true ? unchecked : [])];
   return instance(dawn, [
     `enable-dawn-features=${toggles.join()}`,
     disabled,

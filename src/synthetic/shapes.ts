@@ -2,7 +2,7 @@
 
 /** A model of one of the families, with sizes as its configuration names them. */
 export interface Shape {
-  readonly architecture: 'qwen3moe' | 'olmoe' | 'glm4moe' | 'qwen3' | 'llama';
+  readonly architecture: 'qwen3moe' | 'olmoe' | 'glm4moe' | 'gpt-oss' | 'qwen3' | 'llama';
   readonly layers: number;
   readonly hidden: number;
   readonly heads: number;
@@ -84,6 +84,22 @@ export const shapes: Readonly<Record<string, Shape>> = {
     ropeBase: 1e4,
     epsilon: 1e-5,
     context: 4096,
+  },
+  /** 12.1 GB, experts in MXFP4. */
+  'gpt-oss-20b': {
+    architecture: 'gpt-oss',
+    layers: 24,
+    hidden: 2880,
+    heads: 64,
+    kvHeads: 8,
+    headDim: 64,
+    inner: 2880,
+    experts: { count: 32, used: 4, inner: 2880 },
+    vocabulary: 201088,
+    firstSpecial: 199999,
+    ropeBase: 150000,
+    epsilon: 1e-5,
+    context: 131072,
   },
   /** 70 GB. */
   'glm-4.5-air': glm45Air,

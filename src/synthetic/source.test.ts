@@ -178,6 +178,7 @@ describe('layout', () => {
   for (const [name, parameters, gigabytes] of [
     ['qwen3-30b-a3b', '30.53', '18.55'],
     ['olmoe-1b-7b', '6.92', '4.21'],
+    ['gpt-oss-20b', '20.91', '12.10'],
     ['glm-4.5-air', '106.85', '70.44'],
     ['qwen3-8b', '8.19', '5.02'],
     ['llama-3.1-8b', '8.03', '4.91'],
@@ -200,7 +201,7 @@ describe('layout', () => {
       // The width of dense layers where there are none.
       assert.deepEqual(
         ignored.map((each) => each.name),
-        shape.architecture === 'qwen3moe' ? ['qwen3moe.feed_forward_length'] : [],
+        ['qwen3moe', 'gpt-oss'].includes(shape.architecture) ? [`${shape.architecture}.feed_forward_length`] : [],
       );
       assert.equal(spec.architecture, shape.architecture);
       assert.equal(spec.vocabulary, shape.vocabulary);

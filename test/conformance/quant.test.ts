@@ -176,6 +176,8 @@ const steps: Readonly<Record<string, (block: Float32Array) => number>> = {
   Q5_0: (block) => (1 / 16 + 2 ** -11) * largest(block) + 16 * half,
   Q4_K: (block) => Math.max(...groups(block, 32).map(rangeWithZero)) / 15 + 63 * 16 * half,
   Q6_K: (block) => largest(block) / 31 + 127 * 32 * half,
+  // The largest value may be nearly 8 scales, and the largest code is 6.
+  MXFP4: (block) => largest(block) / 4,
 };
 
 function rangeWithZero(group: Float32Array): number {
@@ -230,7 +232,7 @@ describe('encoders', () => {
       }
     });
 
-    if (['F32', 'F16', 'BF16', 'Q8_0', 'Q4_0', 'Q5_0'].includes(format.id)) {
+    if (['F32', 'F16', 'BF16', 'Q8_0', 'Q4_0', 'Q5_0', 'MXFP4'].includes(format.id)) {
       test(`${format.id}: rounds as GGML does, byte for byte`, () => {
         const { bytes } = tensorOf(tensors, 'bytes', 'U8');
         const out = new Uint8Array(bytes.length);

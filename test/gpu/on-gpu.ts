@@ -1,19 +1,22 @@
 /** Tiny graphs on the GPU, and the laws that its rows are held to: near the reference, and no bit by neighbours. */
 
 import assert from 'node:assert/strict';
+import { after } from 'node:test';
 import { gpuBackend } from '../../src/backend/gpu/backend.ts';
 import { MAX_STEP_ROWS, type Mode } from '../../src/backend/kernel.ts';
 import { memorySource } from '../../src/format/source.ts';
-// Points the Vulkan loader at a driver before Dawn is opened.
-import '../support/gpu.ts';
 import { nearByKind, ROWS, sameBits, type ToleranceOf } from '../conformance/support/compare.ts';
 import { onReference, type Running, rowsStep, type Tiny, tinyPlan } from '../conformance/support/tiny-graph.ts';
 import type { DeviceOptions } from '../support/device.ts';
+import { closeGpuTestDevice, gpuTestDevice } from '../support/gpu.ts';
+
+after(closeGpuTestDevice);
 
 /** The GPU backend over a plan of `options`; the value under test is the graph's logits. */
 export async function onGpu<T>(tiny: Tiny, options: DeviceOptions, use: (running: Running) => Promise<T>): Promise<T> {
   const plan = tinyPlan(tiny, { ...options, device: 'gpu' });
-  const executable = await gpuBackend().prepare({ ...tiny, plan, sources: [memorySource(tiny.bytes)] });
+  const gpu = await gpuTestDevice(plan.unchecked);
+  const executable = await gpuBackend({ gpu }).prepare({ ...tiny, plan, sources: [memorySource(tiny.bytes)] });
   try {
     return await use({
       executable,

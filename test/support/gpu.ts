@@ -6,24 +6,33 @@
 import { existsSync } from 'node:fs';
 import { Gpu } from '../../src/backend/gpu/device.ts';
 import { nodePlatform } from '../../src/platform/node.ts';
+import { poisoned } from './poisoned.ts';
 
 const SWIFTSHADER = '/usr/lib/chromium/vk_swiftshader_icd.json';
 
 // The Vulkan loader reads it when Dawn opens the first adapter.
 if (process.env.VK_DRIVER_FILES === undefined && existsSync(SWIFTSHADER)) process.env.VK_DRIVER_FILES = SWIFTSHADER;
 
-let opened: Promise<Gpu> | undefined;
+const opened = new Map<boolean, Promise<Gpu>>();
 
-/** The device, the same one for all who ask. Call `closeGpuTestDevice` in `after`, or the process stays. */
-export function gpuTestDevice(): Promise<Gpu> {
-  opened ??= Gpu.open(nodePlatform);
-  return opened;
+/**
+ * The device, the same one for all who ask, with workgroup memory full of poison. Call `closeGpuTestDevice` in `after`, or the
+ * process stays.
+ * @param unchecked without the driver's own checks
+ */
+export function gpuTestDevice(unchecked = false): Promise<Gpu> {
+  let gpu = opened.get(unchecked);
+  if (gpu === undefined) {
+    gpu = Gpu.open(nodePlatform, { unchecked }).then(poisoned);
+    opened.set(unchecked, gpu);
+  }
+  return gpu;
 }
 
 export async function closeGpuTestDevice(): Promise<void> {
-  const gpu = await opened;
-  opened = undefined;
-  gpu?.close();
+  const all = await Promise.all(opened.values());
+  opened.clear();
+  for (const gpu of all) gpu.close();
 }
 
 /** What stands at @group(0) @binding(i): bytes to read, or how many to write. */

@@ -15,7 +15,7 @@ import {
   type PlanRequest,
   pagesFor,
 } from '../placer.ts';
-import type { PlannedBuffer, PlannedWeight, PlanOptions } from '../plan.ts';
+import type { PlannedBuffer, PlannedExperts, PlannedWeight, PlanOptions } from '../plan.ts';
 
 export const cpuPlacer: Placer = {
   rows: cpuRows,
@@ -30,10 +30,18 @@ export const cpuPlacer: Placer = {
 /** Cores that a machine of many leaves to the engine's thread and the GPU's driver where they work beside the pool. */
 const LEFT_BESIDE_GPU = 2;
 const MANY_CORES = 8;
+/**
+ * The more experts have slots, the less the pool has to compute and the more its waiting hinders the others: of 16 cores 14 were
+ * best where none has a slot, 10 with slots for a quarter and 8 with slots for half (`bench/README.md`).
+ */
+const LEFT_BY_SLOTS = 0.75;
 
-function threads({ options, platform, graph }: PlanRequest): number {
-  const beside = platform.threads >= MANY_CORES && graph.operations.some(({ kind }) => kind === 'experts');
-  return options.threads ?? platform.threads - (beside ? LEFT_BESIDE_GPU : 0);
+function threads({ options, platform, graph }: PlanRequest, experts?: PlannedExperts): number {
+  const cores = platform.threads;
+  const beside = cores >= MANY_CORES && graph.operations.some(({ kind }) => kind === 'experts');
+  if (options.threads !== undefined || !beside) return options.threads ?? cores;
+  const share = experts === undefined ? 0 : experts.slots / experts.experts;
+  return Math.max(Math.ceil(cores / 2), cores - LEFT_BESIDE_GPU - Math.round(LEFT_BY_SLOTS * share * cores));
 }
 
 /** f32 while that is a small part of what the model takes anyway (half of its weights), else f16. */
@@ -63,7 +71,7 @@ function place({ request, context, cacheType, promptRows, rows, experts }: Place
     cacheType,
     promptRows,
     rows: rows.step as readonly CpuRow[],
-    threads: threads(request),
+    threads: threads(request, experts),
     pages: pagesFor(context, options),
     wantedRows: MAX_STEP_ROWS,
     arenaBytes: arenaLimit(options),

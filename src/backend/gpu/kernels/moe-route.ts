@@ -149,8 +149,9 @@ fn check(x: f32) { if ((bitcast<u32>(x) & 0x7f800000u) == 0x7f800000u) { atomicS
 // A row that cannot be routed makes NaN of its output, where it is found: it is never given to some expert.
 fn pickedExpert(rank: u32) -> u32 { return select(picked[rank], rank, atomicLoad(&bad) != 0u); }`,
     pick: /* wgsl */ `
+  if (tid == 0u) { atomicStore(&bad, 0u); }
+  for (var k = tid; k < ${used}u; k += ${threads}u) { picked[k] = 0u; }
 ${each(`    let logit = logits[t * ${logitsWidth}u + e];
-    check(logit);
     ranks[e] = logit;
     ${softmax ? '' : `scores[e] = sigmoid(logit);`}`)}
 ${early ? makeKeys((e) => `logits[t * ${logitsWidth}u + ${e}]`) : ''}
@@ -158,11 +159,12 @@ ${early ? makeKeys((e) => `logits[t * ${logitsWidth}u + ${e}]`) : ''}
 ${byScore && softmax ? softmaxed : ''}
 ${
   byScore
-    ? `${each(`    let rank = scores[e]${softmax ? ' / sum' : ''}${selectionBias ? ' + bias[e]' : ''};
+    ? `${each(`    check(ranks[e]);
+    let rank = scores[e]${softmax ? ' / sum' : ''}${selectionBias ? ' + bias[e]' : ''};
     check(rank);
     ranks[e] = rank;`)}
   workgroupBarrier();`
-    : ''
+    : each('    check(ranks[e]);')
 }
 ${groups === undefined ? '' : keepGroups(experts / groups.count, groups, threads)}
 ${

@@ -75,6 +75,8 @@ fn tilesOf(count: u32) -> u32 { return (count + ${height - 1}u) / ${height}u; }
 @compute @workgroup_size(${threads})
 fn main(@builtin(local_invocation_index) tid: u32) {
   let pairs = min(step[${builder.step.rows}u], ${builder.rows}u) * ${used}u;
+  for (var e = tid; e < ${experts}u; e += ${threads}u) { atomicStore(&counts[e], 0u); }
+  workgroupBarrier();
 ${overPairs((i) => `atomicAdd(&counts[expert${i}], 1u);`)}
   workgroupBarrier();
   var own = vec2u();

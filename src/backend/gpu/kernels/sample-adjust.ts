@@ -35,6 +35,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
   let first = workgroup.x * ${PART}u;
   let slot = ${word('slot')} * ${slotWords}u;
   let seen = ${word('seen')};
+  for (var own = thread; own < ${PART}u; own += ${SAMPLE_THREADS}u) { atomicStore(&marks[own], 0u); }
+  workgroupBarrier();
   for (var i = ${word('windowStart')} + thread; i < seen; i += ${SAMPLE_THREADS}u) {
     let own = slots[slot + i] - first;
     if (own < ${PART}u) { atomicOr(&marks[own], 0x80000000u); }

@@ -109,6 +109,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
     found = vec4u(partWord(thread, ${part.bestKey}u), partWord(thread, ${part.bestId}u), partWord(thread, ${part.fault}u), partWord(thread, ${part.some}u));
   }
   room[thread] = found;
+  if (thread == 0u) {
+    atomicStore(&listed, 0u);
+    atomicStore(&gathered, 0u);
+  }
   workgroupBarrier();
   if (thread < 16u) {
     for (var i = 1u; i < ${SAMPLE_THREADS / 16}u; i++) { found = better(found, room[thread + 16u * i]); }

@@ -44,6 +44,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
   let at = row * ${SETTINGS_WORDS}u;
   if (${word('mode')} == ${mode.none}u) { return; }
   let first = workgroup.x * ${PART}u;
+  if (thread == 0u) {
+    atomicStore(&some, 0u);
+    atomicStore(&fault, 0u);
+  }
+  workgroupBarrier();
 ${unrolled(
   EACH,
   (i) => `  let id${i} = first + ${i * SAMPLE_THREADS}u + thread;
