@@ -3,7 +3,7 @@
 import { tilesOf } from '../tiles/index';
 import { multiplyMxfp4 } from './mxfp4';
 import { multiplyNvfp4 } from './nvfp4';
-import { multiplyQ4_1 } from './q4_1';
+import { multiplyQ4 } from './q4';
 import { multiplyQ4K } from './q4_k';
 import { multiplyQ6K } from './q6_k';
 import { multiplyQ8_0 } from './q8_0';
@@ -12,7 +12,7 @@ import { multiplyQ8_0 } from './q8_0';
 @inline
 export function isDirect(format: i32): bool {
   switch (format) {
-    case 1: case 4: case 7: case 9: case 12: case 13: return true;
+    case 0: case 1: case 4: case 7: case 9: case 12: case 13: return true;
     default: return false;
   }
 }
@@ -72,7 +72,8 @@ function multiplyGroup<Rows>(
   out0: usize, out1: usize, out2: usize, out3: usize,
 ): void {
   switch (format) {
-    case 1: return multiplyQ4_1<Rows>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
+    case 0: return multiplyQ4<Rows, u8>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
+    case 1: return multiplyQ4<Rows, u16>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
     case 4: return multiplyQ8_0<Rows>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
     case 7: return multiplyQ4K<Rows>(group, group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
     case 9: return multiplyQ6K<Rows>(group, blocks, x0, x1, x2, x3, out0, out1, out2, out3);
