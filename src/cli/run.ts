@@ -10,6 +10,7 @@ import { describeExpertStats } from './expert-stats-text.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
 import { runFlags } from './flags.ts';
 import { toJson } from './format.ts';
+import { describeMemory } from './memory-text.ts';
 import { generateOptions } from './options.ts';
 import { readPromptFile, readPromptStream } from './prompt.ts';
 
@@ -81,7 +82,8 @@ export async function run(argv: readonly string[], context: Context, name: 'run'
       const { finish } = await collect(parts);
       const { reason, tokens, usage } = finish;
       const experts = values['expert-stats'] === true ? await model.expertStats() : undefined;
-      const result = { model: model.info, text: finish.text, tokens, finish: reason, usage, experts };
+      const gpuMemory = experts && (await model.deviceMemory());
+      const result = { model: model.info, text: finish.text, tokens, finish: reason, usage, experts, gpuMemory };
       await write(context.stdout, `${toJson(result)}\n`);
       return 0;
     }
@@ -99,7 +101,10 @@ export async function run(argv: readonly string[], context: Context, name: 'run'
 /** With `--expert-stats`, what the experts did. */
 async function tellExperts(values: RunValues, model: Model, context: Context): Promise<void> {
   const experts = values['expert-stats'] === true ? await model.expertStats() : undefined;
-  if (experts !== undefined) await write(context.stderr, `\n${describeExpertStats(experts)}`);
+  if (experts === undefined) return;
+  await write(context.stderr, `\n${describeExpertStats(experts)}`);
+  const memory = await model.deviceMemory();
+  if (memory !== undefined) await write(context.stderr, `peak memory of the GPU: ${describeMemory(memory)}\n`);
 }
 
 export function messages(system: string | undefined, user: string): readonly ChatMessage[] {

@@ -281,6 +281,9 @@ class EngineLoop {
         this.#post({ type: 'expert-stats', request: command.request, stats: this.#experts.stats?.snapshot() });
         if (command.reset) this.#experts.stats?.reset();
         break;
+      case 'device-memory':
+        this.#post({ ...command, memory: this.#executable.memory });
+        break;
       case 'record-routing':
         await this.#scheduler.settle();
         await this.#experts.record(command.on);

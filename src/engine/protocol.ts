@@ -3,6 +3,7 @@
  * that the loop knows of them without going back to its event loop.
  */
 
+import type { DeviceMemoryUse } from '../backend/backend.ts';
 import type { SamplerSettings } from '../backend/sampling.ts';
 import type { ErrorRecord } from '../errors.ts';
 import type { RunStatsSnapshot } from '../experts/stats.ts';
@@ -74,6 +75,7 @@ export type Command =
   | ({ readonly type: 'profile'; readonly request: number } & ProfileRequest)
   /** `reset`: counts begin anew afterwards. */
   | { readonly type: 'expert-stats'; readonly request: number; readonly reset: boolean }
+  | { readonly type: 'device-memory'; readonly request: number }
   /** Rows' experts are posted as `routing` from now on, or, once all of them are, no more. */
   | { readonly type: 'record-routing'; readonly request: number; readonly on: boolean }
   | { readonly type: 'dispose' };
@@ -139,6 +141,7 @@ export type EngineEvent =
   | { readonly type: 'logits'; readonly request: number; readonly logits: Float32Array }
   | { readonly type: 'profile'; readonly request: number; readonly profile?: Profile }
   | { readonly type: 'expert-stats'; readonly request: number; readonly stats?: RunStatsSnapshot }
+  | { readonly type: 'device-memory'; readonly request: number; readonly memory?: DeviceMemoryUse }
   | ({ readonly type: 'routing' } & RoutingBlock)
   | { readonly type: 'record-routing'; readonly request: number }
   | { readonly type: 'disposed' };

@@ -7,7 +7,7 @@
  * that: the device takes runs in order, so pages and slots may go to others while runs that use them are on their way.
  */
 
-import { type Drawer, type Drawn, drawnIn, type Executable, type Step } from '../backend/backend.ts';
+import { type Drawer, type Drawn, drawnIn, type Executable, RUNS_AHEAD, type Step } from '../backend/backend.ts';
 import { InternalError, NonFiniteError } from '../errors.ts';
 import { DrawSlots } from './draw-slots.ts';
 import { Flights, type Outcome } from './flights.ts';
@@ -30,9 +30,6 @@ export interface SchedulerOptions {
   onFinish(request: Request, reason: FinishReason): void;
   onError(request: Request, error: unknown): void;
 }
-
-/** Runs on their way to a device that draws: one that it computes, one that waits for it, one that the host makes. */
-const RUNS_AHEAD = 3;
 
 const noRows = new Int32Array(0);
 

@@ -87,10 +87,10 @@ export class SplitRun {
     this.#tables = new SlotTables(options, { experts, residency });
     this.#results = new HostResults(options, shape);
     this.#balance = new Balance(shape);
-    const width = Math.max(...[...pauses.prompt, ...pauses.step].map(({ routeWidth }) => routeWidth));
+    const width = widthOf(pauses);
     this.#readback = gpu.device.createBuffer({
       label: 'choices of experts, and rows for those elsewhere',
-      size: rows * (width + hidden) * 4,
+      size: stopBytes(pauses, { rows, hidden }),
       usage: MAP_READ | COPY_DST,
     });
     this.#cpu = new CpuPart({ elsewhere, pulse, results: this.#results, used });
@@ -392,4 +392,17 @@ export class SplitRun {
     this.#checkEnded();
     this.#results.write(made, { pairs, rows });
   }
+}
+
+/** Words of a row's choice, at the most. */
+function widthOf(pauses: SplitOptions['pauses']): number {
+  return Math.max(0, ...[...pauses.prompt, ...pauses.step].map(({ routeWidth }) => routeWidth));
+}
+
+/** Bytes that are read at a stop, at the most. */
+export function stopBytes(
+  pauses: SplitOptions['pauses'],
+  { rows, hidden }: { readonly rows: number; readonly hidden: number },
+): number {
+  return rows * (widthOf(pauses) + hidden) * 4;
 }
