@@ -11,7 +11,7 @@ import { mostPiecesAtOnce } from './plane-pool.ts';
 import { PULSE_BYTES } from './pulse.ts';
 import { resultBytes } from './readback.ts';
 import type { Slab } from './slab.ts';
-import { stopBytes } from './split-run.ts';
+import { stopBytes } from './split-commands.ts';
 import { storingBytes } from './store.ts';
 import { TIMERS_BYTES } from './timestamps.ts';
 

@@ -21,7 +21,7 @@ import type { Recorder } from './recorder.ts';
 import type { Carrier, Placing, Residency, RunRows } from './residency.ts';
 import { GivenChoices, HostResults, SlotTables } from './split-buffers.ts';
 import { Balance, type Chosen, chosenOf, type Group, pairsOf, rowsOf } from './split-choice.ts';
-import { type Running, SplitCommands } from './split-commands.ts';
+import { type Running, SplitCommands, stopBytes, widthOf } from './split-commands.ts';
 import { CpuPart, type CpuStarted } from './split-cpu.ts';
 
 const MAP_READ = 0x1;
@@ -392,17 +392,4 @@ export class SplitRun {
     this.#checkEnded();
     this.#results.write(made, { pairs, rows });
   }
-}
-
-/** Words of a row's choice, at the most. */
-function widthOf(pauses: SplitOptions['pauses']): number {
-  return Math.max(0, ...[...pauses.prompt, ...pauses.step].map(({ routeWidth }) => routeWidth));
-}
-
-/** Bytes that are read at a stop, at the most. */
-export function stopBytes(
-  pauses: SplitOptions['pauses'],
-  { rows, hidden }: { readonly rows: number; readonly hidden: number },
-): number {
-  return rows * (widthOf(pauses) + hidden) * 4;
 }
