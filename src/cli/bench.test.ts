@@ -194,10 +194,11 @@ describe('with experts that are counted', () => {
     kernels: [{ label: 'experts in slots', dispatches: 2, ns: 300_000 }],
     bandwidth: { bytesPerSecond: 2e12, bytes: 2 ** 30 },
   };
+  const memory = { device: 'gpu', bytes: 5e8, peakBytes: 6e8, plannedBytes: 7e8 } as const;
   const bench = async (split: boolean, ...flags: readonly string[]) => {
     const { library, asked } = fakeLibrary(() => ['x'], {
       experts: counted(split),
-      ...(split ? { profile: told } : {}),
+      ...(split ? { profile: told, memory } : {}),
     });
     const { context, out } = world(library);
     assert.equal(await main(['bench', '-p', '16', '-n', '8', '-r', '2', ...flags], context), 0);
@@ -223,6 +224,12 @@ describe('with experts that are counted', () => {
       ]);
     }
     assert.doesNotMatch(out, /^layer /m);
+  });
+
+  test('what the GPU’s memory held stands beside what was planned', async () => {
+    assert.match((await bench(true)).out, /^peak memory of the GPU +600 MB, 700 MB were planned$/m);
+    assert.deepEqual(JSON.parse((await bench(true, '--json')).out).gpuMemory, memory);
+    assert.doesNotMatch((await bench(false)).out, /of the GPU/);
   });
 
   test('--expert-stats asks for them, and shows every layer', async () => {

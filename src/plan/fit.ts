@@ -3,7 +3,7 @@
 import { OutOfMemoryError } from '../errors.ts';
 import { doesNotFit } from './context.ts';
 import { expertOption } from './devices.ts';
-import { type ExpertChoice, expertChoice, planExperts } from './experts.ts';
+import { type ExpertChoice, expertChoice, planExperts, slotBytes } from './experts.ts';
 import { chooseRows, cutsFor, type Part, partsOf, placePart, type Shared, sharedBy } from './parts.ts';
 import { hopedContext, type PlanRequest } from './placer.ts';
 import { bindsAtOnce } from './placers/gpu.ts';
@@ -139,10 +139,12 @@ export function sharedWith(request: PlanRequest, parts: readonly Part[], split: 
   }
   // More slots may take more slabs, and these have a part that is no cache: what is too much is taken from the budget again.
   let budget = memoryBytes;
+  const slot = slotBytes(request, split);
   for (;;) {
     const tried = { ...shared, experts: planExperts(split, { ...given, budget }) };
     const over = placePart(part, tried, chooseRows(part, tried), hopedContext(request)).total - memoryBytes;
     if (over <= 0 || budget === 0) return tried;
-    budget = Math.max(0, budget - over);
+    // By a slot at the least: less would change nothing.
+    budget = Math.max(0, budget - Math.max(over, slot));
   }
 }

@@ -115,8 +115,8 @@ export interface PlannedBuffer {
   readonly name: string;
   readonly bytes: number;
   readonly device: DeviceName;
-  /** `step`: used anew by every run. */
-  readonly lifetime: 'model' | 'step';
+  /** `step`: used anew by every run. `load`: while the model is loaded. */
+  readonly lifetime: 'model' | 'step' | 'load';
 }
 
 /** Layers that run on one device. A plan has a part for each device, in the order in which they run. */

@@ -3,6 +3,7 @@
 import { PassThrough } from 'node:stream';
 import type { Context, Library } from '../../src/cli/context.ts';
 import type {
+  DeviceMemory,
   ExpertStatistics,
   GenerateOptions,
   LoadOptions,
@@ -58,6 +59,8 @@ export interface Told {
   readonly profile?: Profile;
   /** What its experts did. */
   readonly experts?: ExpertStatistics;
+  /** What it took of a GPU's memory. */
+  readonly memory?: DeviceMemory;
   /** Ids that each of its answers hands on, of two layers of four experts, one used. */
   readonly routing?: readonly number[];
 }
@@ -65,7 +68,7 @@ export interface Told {
 /** A model whose answer to a prompt is what `answer` yields; it keeps what it was asked. */
 export function fakeLibrary(
   answer: (prompt: Prompt, options: GenerateOptions) => AsyncIterable<string> | Iterable<string>,
-  { profile, experts, routing }: Told = {},
+  { profile, experts, routing, memory }: Told = {},
 ) {
   const asked: Asked[] = [];
   const library: Library = {
@@ -99,6 +102,9 @@ export function fakeLibrary(
         async expertStats({ reset = false } = {}) {
           record.stats.push(reset);
           return experts;
+        },
+        async deviceMemory() {
+          return memory;
         },
         async recordRouting(to) {
           onRows = to;
