@@ -13,6 +13,7 @@ import type {
   Prompt,
   RoutedRows,
   Session,
+  SpeculationStatistics,
 } from '../../src/engine/types.ts';
 import type { SourceInput } from '../../src/format/source.ts';
 import type { Plan } from '../../src/plan/plan.ts';
@@ -63,12 +64,14 @@ export interface Told {
   readonly memory?: DeviceMemory;
   /** Ids that each of its answers hands on, of two layers of four experts, one used. */
   readonly routing?: readonly number[];
+  /** What its drafts came to. */
+  readonly speculation?: SpeculationStatistics;
 }
 
 /** A model whose answer to a prompt is what `answer` yields; it keeps what it was asked. */
 export function fakeLibrary(
   answer: (prompt: Prompt, options: GenerateOptions) => AsyncIterable<string> | Iterable<string>,
-  { profile, experts, routing, memory }: Told = {},
+  { profile, experts, routing, memory, speculation }: Told = {},
 ) {
   const asked: Asked[] = [];
   const library: Library = {
@@ -83,7 +86,7 @@ export function fakeLibrary(
       load.onProgress?.({ bytesDone: 100, bytesTotal: 100 });
       const model: Partial<Model> = {
         info: { name: 'fake', architecture: 'fake', parameters: 1, context: 64, vocabulary: 100 },
-        plan: { ...plan, explain: () => '' },
+        plan: { ...plan, ...(speculation === undefined ? {} : { speculation }), explain: () => '' },
         session: () => {
           record.sessions++;
           return {
@@ -105,6 +108,10 @@ export function fakeLibrary(
         },
         async deviceMemory() {
           return memory;
+        },
+        async speculationStats({ reset = false } = {}) {
+          record.stats.push(reset);
+          return speculation;
         },
         async recordRouting(to) {
           onRows = to;
