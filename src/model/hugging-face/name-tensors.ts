@@ -246,7 +246,7 @@ class TensorNaming {
     const shape = [experts, rows / parts.length, ...(tensor.shape.length === 2 ? [] : [columns])];
     for (const [part, name] of parts.entries()) {
       const own = partView(view, size, { part, count: parts.length, order });
-      this.put(name, { ...this.#place(own), name: tensor.name, format, shape, bytes: own.bytes, joined: true });
+      this.put(name, { ...this.#place(own), name: tensor.name, format, shape, bytes: own.bytes, gathered: true });
     }
   }
 
@@ -276,7 +276,14 @@ class TensorNaming {
   ): void {
     const { blockBytes, blockLength } = formatOf(format);
     const bytes = (size.rows * size.columns * blockBytes) / blockLength;
-    this.put(name, { ...this.#place(view), name: own, format, shape: [size.rows, size.columns], bytes, joined: true });
+    this.put(name, {
+      ...this.#place(view),
+      name: own,
+      format,
+      shape: [size.rows, size.columns],
+      bytes,
+      gathered: true,
+    });
   }
 
   /**
