@@ -357,7 +357,7 @@ export class FamilyReader {
     if (this.#weights.has(name)) throw new InternalError(`the weight ${name} was bound twice`);
     const bytes = parts.reduce((sum, part) => sum + part.bytes, 0);
     const weight = { name, format: (parts[0] as TensorInfo).format, shape, parts, bytes };
-    this.#weights.set(name, parts.some(({ joined }) => joined) ? { ...weight, joined: true } : weight);
+    this.#weights.set(name, parts.some(({ gathered }) => gathered) ? { ...weight, gathered: true } : weight);
   }
 }
 

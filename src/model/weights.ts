@@ -12,8 +12,8 @@ export interface Weight {
   /** The file's tensors that make it up, in order; several are stacked along the outermost axis. */
   readonly parts: readonly TensorInfo[];
   readonly bytes: number;
-  /** The file keeps codes and scales apart: they are joined, block by block, as they are read. */
-  readonly joined?: true;
+  /** Its bytes are gathered, as they are read, from where the file has them: codes beside scales, rows in turns. */
+  readonly gathered?: true;
 }
 
 /** The matrices of a routed expert; a layer's are stacked. */

@@ -195,14 +195,14 @@ function arenaSizes(arenas: readonly number[]): string {
 
 function weights(plan: Plan): string[] {
   const groups = groupBy(plan.weights, (weight) =>
-    JSON.stringify([weight.format, weight.layout ?? '', weight.device, weight.joined === true]),
+    JSON.stringify([weight.format, weight.layout ?? '', weight.device, weight.gathered === true]),
   );
   const rows = [...groups.values()]
     .map((group) => ({ group, first: group[0]!, bytes: group.reduce((sum, weight) => sum + weight.bytes, 0) }))
     .sort((a, b) => b.bytes - a.bytes)
     .map(({ group, first, bytes }): Row => {
       const layout = first.layout === undefined ? [] : [`repacked: ${first.layout}`];
-      const steps = [...(first.joined === true ? ['codes and scales joined'] : []), ...layout];
+      const steps = [...(first.gathered === true ? ['gathered as read'] : []), ...layout];
       const stored = steps.length === 0 ? 'as in the file' : steps.join(', ');
       return [
         first.format,

@@ -117,7 +117,7 @@ export function planParts(
     arenas: placed.flatMap(({ arenas }) => arenas),
     arenaBytes: arenaLimit(options),
     operations: chosen.flatMap(({ operations }) => operations),
-    weights: placed.flatMap(({ weights }) => weights.map((weight) => withJoined(weight, request.weights))),
+    weights: placed.flatMap(({ weights }) => weights.map((weight) => withGathered(weight, request.weights))),
     buffers: placed.flatMap(({ buffers }) => buffers),
     ignored: request.ignored,
     bytes: {
@@ -159,8 +159,8 @@ function runsUnchecked(chosen: readonly Chosen[]): boolean {
 }
 
 /** Says of a planned weight what is done to it before its device has it. */
-function withJoined(planned: PlannedWeight, weights: Weights): PlannedWeight {
-  return weights.get(planned.name)?.joined === true ? { ...planned, joined: true } : planned;
+function withGathered(planned: PlannedWeight, weights: Weights): PlannedWeight {
+  return weights.get(planned.name)?.gathered === true ? { ...planned, gathered: true } : planned;
 }
 
 /** What decoding one token reads of the weights: every matrix that is multiplied, of routed experts the used share. */

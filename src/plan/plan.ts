@@ -105,8 +105,8 @@ export interface PlannedWeight {
   readonly device: DeviceName;
   /** Repacking at store time; it never changes a value. */
   readonly layout?: string;
-  /** Codes and scales, which the file keeps apart, are joined before that, as they are read; nor does this change a value. */
-  readonly joined?: true;
+  /** Before that its bytes are gathered, as they are read, from where the file has them; nor does this change a value. */
+  readonly gathered?: true;
   /** CPU: which arena. */
   readonly arena?: number;
 }

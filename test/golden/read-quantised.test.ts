@@ -221,11 +221,11 @@ test('experts without end are no memory without end', async () => {
   );
 });
 
-test('the plan names the weights whose codes and scales are joined', async () => {
+test('the plan names the weights whose codes and scales are gathered', async () => {
   const { spec, weights } = readModel(await opened('qwen3moe-nvfp4-modelopt'));
   const plan = planFor({ spec, graph: buildGraph(spec), weights }, { context: 64 });
-  const joined = plan.weights.filter((weight) => weight.joined === true).map(({ name }) => name);
+  const gathered = plan.weights.filter((weight) => weight.gathered === true).map(({ name }) => name);
   const matrices = [0, 1].flatMap((layer) => ['gate', 'up', 'down'].map((part) => `layers.${layer}.moe.${part}`));
-  assert.deepEqual(joined.sort(), matrices.sort());
-  assert.match(explain(plan), /NVFP4_32 +\S+ \S+ +6 weights, codes and scales joined, repacked: interleave4/);
+  assert.deepEqual(gathered.sort(), matrices.sort());
+  assert.match(explain(plan), /NVFP4_32 +\S+ \S+ +6 weights, gathered as read, repacked: interleave4/);
 });

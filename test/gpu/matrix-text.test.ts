@@ -40,6 +40,7 @@ async function check(operation: Operation, format: FormatId): Promise<void> {
     ...['a', 'b'].map((name) => weight(name, [512, 512])),
     ...['gate', 'up', 'down'].flatMap((part) => [stack(part), one(part)]),
     weight('m.router', [16, 512], 'F32'),
+    ...['gateScale', 'outputScale'].map((name) => weight(`m.${name}`, [16], 'F32')),
     weight('m.shared.router', [1, 512], 'F32'),
     ...['bias', 'norm'].map((name) => weight(name, [512], 'F32')),
   ];
@@ -87,6 +88,7 @@ describe('texts for subgroup matrices', () => {
       await check({ ...base, kind: 'project', parts, norm, add: 'add' }, id);
       await check({ ...base, kind: 'gated', gate: 'a', up: 'b', activation: 'silu', norm }, id);
       await check({ ...base, kind: 'moe', prefix: 'm', moe }, id);
+      if (id.startsWith('NVFP4')) await check({ ...base, kind: 'moe', prefix: 'm', moe: { ...moe, scaled: true } }, id);
     });
   }
 });

@@ -25,7 +25,6 @@ const names: Readonly<Record<string, readonly string[]>> = {
   expert_count: ['num_experts', 'num_local_experts', 'n_routed_experts'],
   expert_used_count: ['num_experts_per_tok'],
   expert_feed_forward_length: ['moe_intermediate_size'],
-  expert_shared_feed_forward_length: ['shared_expert_intermediate_size'],
   expert_shared_count: ['n_shared_experts'],
   expert_weights_norm: ['norm_topk_prob'],
   expert_weights_scale: ['routed_scaling_factor'],
@@ -80,7 +79,7 @@ export function nameKeys(
     if (keys.value(name) === undefined)
       throw keys.corrupt(name, 'missing', 'a value; the family does not say what its absence means');
   }
-  for (const [key, spelled] of Object.entries(names)) keys.add(key, spelled);
+  for (const [key, spelled] of Object.entries({ ...names, ...dialect.keys })) keys.add(key, spelled);
   for (const name of ownFlags.filter((each) => dialect.fixed?.[each] === undefined)) keys.add(`config.${name}`, [name]);
   countLayersAhead(keys);
   addRope(keys);

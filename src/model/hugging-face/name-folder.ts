@@ -28,7 +28,7 @@ export function nameFolder(file: ModelFile): NamedModel {
   const config = withQuantConfig(folder.config, folder);
   const { family, dialect } = familyOf(config, folder.name);
   const keys = nameKeys(config, family.architecture, dialect, folder.name);
-  const names = tensorNames(dialect.tensors);
+  const names = tensorNames(dialect);
   const { tensors, sources, ignored } = nameTensors(file, names, keys.quantisation);
   return {
     family,

@@ -9,9 +9,10 @@ import type { ByteSource } from '../../format/source.ts';
 import { type View, ViewSource } from '../../format/views.ts';
 import { formatOf } from '../../quant/index.ts';
 import type { Ignored } from '../family-reader.ts';
+import { type Fused, partView, plainView, RecentMatrices, type StackSize, transposedView } from './fused.ts';
 import { ACTIVATIONS, activationEndings, type Quantisation, type Scheme } from './quantisation.ts';
 import { factorsView, fp8View, mxfp4View, nvfp4View, type Stored, type TensorScale } from './repack.ts';
-import { FUSED, patternOf, type TensorNames } from './tensor-names.ts';
+import type { TensorNames } from './tensor-names.ts';
 
 export interface NamedTensors {
   readonly tensors: ReadonlyMap<string, TensorInfo>;
@@ -30,8 +31,8 @@ export function nameTensors(file: ModelFile, names: TensorNames, quantisation: Q
   const taken = takeQuantised(file, quantisation, naming);
   for (const tensor of file.tensors.values()) {
     if (taken.has(tensor.name)) continue;
-    const { pattern, numbers } = patternOf(tensor.name);
-    if (pattern === FUSED) naming.putHalves(tensor, numbers[0] as string);
+    const fused = names.fused(tensor.name);
+    if (fused !== undefined) naming.putFused(tensor, fused);
     else naming.put(names.gguf(tensor.name) ?? tensor.name, tensor);
   }
   return naming.finish();
@@ -52,10 +53,14 @@ function takeQuantised(
       continue;
     }
     const ending = name.slice(end + 1);
+    if (ending.endsWith('_blocks')) {
+      for (const used of putStack(file, name, { quantisation, naming })) taken.add(used);
+      continue;
+    }
     if (ending !== 'weight_scale' && ending !== 'weight_scale_inv') continue;
     const module = name.slice(0, end);
     const scheme = quantisation?.schemeOf(module);
-    if (scheme === undefined) {
+    if (scheme === undefined || scheme.kind === 'mxfp4 stack') {
       const said = quantisation === undefined ? 'there is no quantization_config' : 'quantization_config leaves it out';
       throw new CorruptFileError(
         `${file.name}: ${module} has the scales of a quantised weight (${name}), but ${said}`,
@@ -70,7 +75,7 @@ function takeQuantised(
 function putQuantised(
   file: ModelFile,
   module: string,
-  { scheme, naming }: { readonly scheme: Scheme; readonly naming: TensorNaming },
+  { scheme, naming }: { readonly scheme: Exclude<Scheme, { kind: 'mxfp4 stack' }>; readonly naming: TensorNaming },
 ): readonly string[] {
   const stored = (ending: string): Stored => {
     const tensor = file.tensors.get(`${module}.${ending}`);
@@ -116,6 +121,32 @@ function putQuantised(
       return [codes.tensor.name, scales.tensor.name, whole.tensor.name];
     }
   }
+}
+
+/** Codes of a stack of experts, with the scales beside them. */
+function putStack(
+  file: ModelFile,
+  name: string,
+  { quantisation, naming }: { readonly quantisation: Quantisation | undefined; readonly naming: TensorNaming },
+): readonly string[] {
+  const base = name.slice(0, -'_blocks'.length);
+  const codes = file.tensors.get(name) as TensorInfo;
+  const scales = file.tensors.get(`${base}_scales`);
+  const fused = naming.names.fused(base);
+  if (fused === undefined || scales === undefined || quantisation?.schemeOf(base)?.kind !== 'mxfp4 stack') {
+    const what = scales === undefined ? `its scales (${base}_scales) are missing` : 'nothing says so of it';
+    throw new CorruptFileError(`${file.name}: ${name} has the codes of quantised experts, but ${what}`, {
+      data: { tensor: name },
+    });
+  }
+  const [experts = 0, rows = 0, across = 0] = codes.shape;
+  const size = { experts, rows, columns: 32 * across };
+  check(file, codes, { formats: ['U8'], shapes: [[experts, rows, across, 16]] });
+  check(file, scales, { formats: ['U8'], shapes: [[experts, rows, across]] });
+  const stored = (tensor: TensorInfo): Stored => ({ tensor, source: file.sources[tensor.source] as ByteSource });
+  const view = mxfp4View(stored(codes), stored(scales), { rows: experts * rows, columns: size.columns });
+  naming.putParts({ ...codes, name: base }, fused, { size, view, format: 'MXFP4' });
+  return [name, scales.name];
 }
 
 interface Size {
@@ -166,6 +197,7 @@ class TensorNaming {
   readonly #named = new Map<string, TensorInfo>();
   readonly #views: ViewSource;
   readonly #scales = new Map<string, LayerScales>();
+  readonly #recent = new RecentMatrices();
 
   constructor(file: ModelFile, names: TensorNames) {
     this.#file = file;
@@ -184,20 +216,57 @@ class TensorNaming {
     this.#named.set(name, tensor);
   }
 
-  /** Gate and up of each expert in a fused tensor [experts, 2 · inner, hidden]: ranges of its bytes. */
-  putHalves(tensor: TensorInfo, layer: string): void {
-    const [experts = 0, rows = 0, columns = 0] = tensor.shape;
-    if (tensor.shape.length !== 3 || experts === 0 || rows % 2 !== 0) {
-      throw new CorruptFileError(
-        `${this.#file.name}: the tensor ${tensor.name} is [${tensor.shape.join(', ')}]; expected [experts, 2 · inner, hidden]`,
-        { data: { tensor: tensor.name, found: tensor.shape } },
-      );
+  /** The parts of a tensor that is not quantised: ranges of its bytes where they are, else views. */
+  putFused(tensor: TensorInfo, fused: Fused): void {
+    const { shape } = tensor;
+    // Biases are stacks of columns.
+    const [experts = 0, first = 0, second = 1] = shape;
+    const [rows, columns] = fused.transposed === true && shape.length === 3 ? [second, first] : [first, second];
+    if (shape.length < 2 || shape.length > 3) throw this.#noStack(tensor, fused);
+    const size = { experts, rows, columns };
+    if (shape.length === 3 && fused.rows === 'halves' && fused.transposed !== true) {
+      this.#putRanges(tensor, fused, size);
+      return;
     }
-    const bytes = tensor.bytes / (2 * experts);
-    for (let half = 0; half < 2 * experts; half++) {
-      const name = `blk.${layer}.ffn_${half % 2 === 0 ? 'gate' : 'up'}.${half >> 1}.weight`;
-      this.put(name, { ...tensor, shape: [rows / 2, columns], offset: tensor.offset + half * bytes, bytes });
+    const stored = { tensor, source: this.#file.sources[tensor.source] as ByteSource };
+    const view =
+      fused.transposed === true && shape.length === 3 ? transposedView(stored, size, this.#recent) : plainView(stored);
+    this.putParts(tensor, fused, { size, view, format: tensor.format });
+  }
+
+  /** Views of the parts of a stack whose matrices are as they are computed with. */
+  putParts(
+    tensor: TensorInfo,
+    fused: Fused,
+    { size, view, format }: { readonly size: StackSize; readonly view: View; readonly format: string },
+  ): void {
+    const { parts, rows: order } = fused;
+    const { experts, rows, columns } = size;
+    if (experts * rows * columns === 0 || rows % parts.length !== 0) throw this.#noStack(tensor, fused);
+    const shape = [experts, rows / parts.length, ...(tensor.shape.length === 2 ? [] : [columns])];
+    for (const [part, name] of parts.entries()) {
+      const own = partView(view, size, { part, count: parts.length, order });
+      this.put(name, { ...this.#place(own), name: tensor.name, format, shape, bytes: own.bytes, gathered: true });
     }
+  }
+
+  /** Each part of each expert as a tensor of its own, as files hold them that do not stack experts. */
+  #putRanges(tensor: TensorInfo, fused: Fused, { experts, rows, columns }: StackSize): void {
+    const { parts } = fused;
+    if (experts * rows * columns === 0 || rows % parts.length !== 0) throw this.#noStack(tensor, fused);
+    const bytes = tensor.bytes / (parts.length * experts);
+    const shape = [rows / parts.length, columns];
+    for (let at = 0; at < parts.length * experts; at++) {
+      const name = (parts[at % parts.length] as string).replace('_exps.', `.${Math.floor(at / parts.length)}.`);
+      this.put(name, { ...tensor, shape, offset: tensor.offset + at * bytes, bytes });
+    }
+  }
+
+  #noStack({ name, shape }: TensorInfo, { parts }: Fused): CorruptFileError {
+    return new CorruptFileError(
+      `${this.#file.name}: the tensor ${name} is [${shape.join(', ')}]; expected [experts, rows of ${parts.length} parts, columns]`,
+      { data: { tensor: name, found: shape } },
+    );
   }
 
   putView(
@@ -207,7 +276,14 @@ class TensorNaming {
   ): void {
     const { blockBytes, blockLength } = formatOf(format);
     const bytes = (size.rows * size.columns * blockBytes) / blockLength;
-    this.put(name, { ...this.#place(view), name: own, format, shape: [size.rows, size.columns], bytes, joined: true });
+    this.put(name, {
+      ...this.#place(view),
+      name: own,
+      format,
+      shape: [size.rows, size.columns],
+      bytes,
+      gathered: true,
+    });
   }
 
   /**

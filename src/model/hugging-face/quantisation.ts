@@ -25,7 +25,9 @@ export type Scheme =
       /** Whether values are divided by the scale of the tensor; else multiplied with it. */
       readonly divides: boolean;
     }
-  | { readonly kind: 'mxfp4'; readonly codes: 'weight_packed'; readonly scales: 'weight_scale' };
+  | { readonly kind: 'mxfp4'; readonly codes: 'weight_packed'; readonly scales: 'weight_scale' }
+  /** Stacks of experts, as gpt-oss has them: `…_blocks` [experts, rows, columns / 32, 16], `…_scales` [experts, rows, columns / 32]. */
+  | { readonly kind: 'mxfp4 stack' };
 
 export interface Quantisation {
   /** How the module of that name is quantised; undefined where it is left out. */
@@ -70,12 +72,14 @@ export function readQuantisation(keys: ConfigKeys): Quantisation | undefined {
   switch (method) {
     case 'fp8':
       return withLeftOut(keys, ['modules_to_not_convert', 'ignored_layers'], [{ scheme: deepSeekFp8(keys) }]);
+    case 'mxfp4':
+      return withLeftOut(keys, ['modules_to_not_convert'], [{ scheme: { kind: 'mxfp4 stack' } }]);
     case 'modelopt':
       return withLeftOut(keys, ['ignore', 'exclude_modules'], [{ scheme: modelOpt(keys) }]);
     case 'compressed-tensors':
       return withLeftOut(keys, ['ignore'], groups(keys));
     default:
-      throw refusal(keys, `${AT}.quant_method`, ['fp8', 'modelopt', 'compressed-tensors']);
+      throw refusal(keys, `${AT}.quant_method`, ['fp8', 'modelopt', 'compressed-tensors', 'mxfp4']);
   }
 }
 
