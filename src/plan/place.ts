@@ -3,6 +3,7 @@
 import { PAGE_ROWS } from '../backend/backend.ts';
 import { MAX_STEP_ROWS } from '../backend/kernel.ts';
 import { OutOfMemoryError, Refusal } from '../errors.ts';
+import { canBeApart } from '../model/experts-graph.ts';
 import type { Graph } from '../model/graph.ts';
 import type { Weights } from '../model/weights.ts';
 import { chooseContext, doesNotFit } from './context.ts';
@@ -172,7 +173,8 @@ function sharedWith(request: PlanRequest, parts: readonly Part[], split: ExpertC
 
 /**
  * What the GPU takes, in its memory as far as a budget says how much that is, and in what it binds at once: all layers with all
- * of their experts; else, of a model with experts, all layers with some of them; else the most layers, from the first on.
+ * of their experts; else, of a model with experts that can be computed apart, all layers with some of them; else the most
+ * layers, from the first on.
  * @throws OutOfMemoryError `out_of_memory` when it is not even one layer
  */
 function whatFits(request: PlanRequest): { readonly count: number; readonly experts?: ExpertChoice } {
@@ -195,9 +197,11 @@ function whatFits(request: PlanRequest): { readonly count: number; readonly expe
   const asked = (count: number) => expertChoice(request, count);
   if (fits(layers, asked(layers))) return { count: layers, experts: asked(layers) };
   if (asked(layers) === undefined) {
-    const split = request.spec.layers.flatMap(({ feedForward }, layer) => (feedForward.kind === 'moe' ? [layer] : []));
+    const blocks = request.spec.layers.map(({ feedForward }) => feedForward);
+    const split = blocks.flatMap(({ kind }, layer) => (kind === 'moe' ? [layer] : []));
+    const apart = blocks.every((block) => block.kind !== 'moe' || canBeApart(block.moe));
     const experts: ExpertChoice = { layers: split, policy: 'slru' };
-    if (split.length > 0 && fits(layers, experts)) return { count: layers, experts };
+    if (apart && split.length > 0 && fits(layers, experts)) return { count: layers, experts };
   }
   const fitting = (count: number) => fits(count, hasExperts(request, count) ? asked(count) : undefined);
   let most = 0;

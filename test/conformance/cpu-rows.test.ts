@@ -1,5 +1,5 @@
 /**
- * Law 4 on whole models, the ten tiny families and the bundled one: a step row's logits have the same bits alone, beside
+ * Law 4 on whole models, the tiny families and the bundled one: a step row's logits have the same bits alone, beside
  * 63 rows of other sequences and in a verify; a prompt's do not depend on the chunk; neither on where pages lie, on how
  * many threads and arenas there are, or on the build.
  */
