@@ -1,6 +1,7 @@
 /** How many layers a GPU takes, and how many of their experts: in its memory, and in what it binds at once. */
 
 import { OutOfMemoryError } from '../errors.ts';
+import { canBeApart } from '../model/experts-graph.ts';
 import { doesNotFit } from './context.ts';
 import { expertOption } from './devices.ts';
 import { type ExpertChoice, expertChoice, planExperts, slotBytes } from './experts.ts';
@@ -23,8 +24,8 @@ export interface Taken {
 const WORTH = 2;
 
 /**
- * @param gpuLayers `auto`: all layers with all of their experts; else, of a model with experts, all layers with some of them;
- * else as many layers as can be, from the first on
+ * @param gpuLayers `auto`: all layers with all of their experts; else, of a model with experts that can be computed apart, all
+ * layers with some of them; else as many layers as can be, from the first on
  * @throws OutOfMemoryError `out_of_memory` when `auto` finds room for not even one layer
  */
 export function whatGpuTakes(request: PlanRequest, gpuLayers: number | 'auto'): Taken {
@@ -39,8 +40,8 @@ function whatFits(request: PlanRequest, room: Room): Taken {
   if (room.fits(layers, asked(layers))) return { count: layers, experts: asked(layers) };
   const countOf = (experts: (count: number) => ExpertChoice | undefined) =>
     most(layers, (count) => room.fits(count, experts(count)));
-  // Somebody has said where experts go, or there are none.
-  if (expertOption(request.options) !== undefined || !hasExperts(request, layers)) {
+  // Somebody has said where experts go, or there are none, or they go with their layers.
+  if (expertOption(request.options) !== undefined || !hasExperts(request, layers) || !canAllBeApart(request)) {
     return room.taking(countOf(asked), asked);
   }
   const some = (count: number) => someExperts(request, count);
@@ -125,6 +126,10 @@ class Room {
 /** Whether one of the first `count` layers has experts. */
 function hasExperts({ spec }: PlanRequest, count: number): boolean {
   return spec.layers.slice(0, count).some(({ feedForward }) => feedForward.kind === 'moe');
+}
+
+function canAllBeApart({ spec }: PlanRequest): boolean {
+  return spec.layers.every(({ feedForward }) => feedForward.kind !== 'moe' || canBeApart(feedForward.moe));
 }
 
 /** What all parts share, the slots of split experts among it: as many as were asked for, or as the GPU's memory has left. */

@@ -102,10 +102,11 @@ for (const given of operations) {
   });
 }
 
-test('what is not silu is refused', () => {
+test('a gated product serves every activation, and a plain one has none to serve', () => {
   const gelu: Operation = { ...base, kind: 'gated', gate: 'a', up: 'b', activation: 'geluTanh' };
   const row = gpuRows.find(({ name }) => name === 'gated-prompt-matrix') as KernelRow;
-  assert.equal(answerOf(row, request({ operation: gelu, matrices: ['a', 'b'] })), 'does not serve GELU');
+  assert.equal(answerOf(row, request({ operation: gelu, matrices: ['a', 'b'] })), true);
+  assert.deepEqual(gpuRows.find(({ name }) => name === 'project-prompt-matrix')?.serves, []);
 });
 
 test('tiles are whole fragments in every subgroup, and fit the workgroup memory that the feature stands for', () => {

@@ -6,6 +6,7 @@ import type { KernelRequest, Tolerance, WeightShape } from '../../kernel.ts';
 import type { Builder } from '../builder.ts';
 import { acceptsWeight } from '../formats/index.ts';
 import type { GpuRow } from '../row.ts';
+import { servedActivations } from './activation.ts';
 import { emitMatrix, emitMatrixGated, halvesOf } from './matrix-product.ts';
 
 /** What a device must offer (`device.ts` says what the name stands for). */
@@ -51,6 +52,7 @@ function matrixRow(kind: Product['kind']): GpuRow {
     modes: ['prompt'],
     tolerance: matrixTolerance,
     layout: 'planes',
+    serves: kind === 'gated' ? servedActivations : [],
     accepts(request) {
       const operation = request.operation as Product;
       const names = matricesOf(operation);
@@ -78,7 +80,7 @@ function emitProduct(operation: Product, builder: Builder): void {
   } as const;
   if (kind === 'gated') {
     const [gate, up] = [builder.weight(operation.gate), builder.weight(operation.up)];
-    emitMatrixGated(builder, { ...common, gate, up });
+    emitMatrixGated(builder, { ...common, gate, up, activation: operation.activation });
     return;
   }
   const parts = kind === 'linear' ? [operation] : operation.parts;
