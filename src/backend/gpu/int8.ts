@@ -19,9 +19,12 @@ fn sumOf(words: vec4u) -> i32 {
   let ones = 0x01010101u;
   return (dot4I8Packed(words.x, ones) + dot4I8Packed(words.y, ones)) + (dot4I8Packed(words.z, ones) + dot4I8Packed(words.w, ones));
 }
-/** Of the size (bits without the sign) of the largest of a block: what its values are multiplied with, and divided by. */
+/**
+ * Of the size (bits without the sign) of the largest of a block: what its values are multiplied with, and divided by. The former is
+ * never made of the reciprocal of a value so large that it is a subnormal, which devices may take for zero.
+ */
 fn inverseFor(most: u32) -> f32 {
-  return select(0.0, 127.0 / bitcast<f32>(most), most < 0x7f800000u && most >= 0x0d000000u);
+  return select(0.0, 1.0 / (bitcast<f32>(most) * 0.007874015748031496), most < 0x7f800000u && most >= 0x0d000000u);
 }
 fn scaleFor(most: u32) -> f32 {
   return bitcast<f32>(select(0x7fc00000u, bitcast<u32>(bitcast<f32>(most) * 0.007874015748031496), most < 0x7f800000u));

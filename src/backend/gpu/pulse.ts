@@ -30,6 +30,7 @@ export class Pulse {
   /** Ascending. */
   readonly #beats: readonly Beat[];
   readonly #buffers: readonly GPUBuffer[];
+  #ended = false;
 
   private constructor(
     gpu: Gpu,
@@ -78,8 +79,12 @@ fn main() {
     return new Pulse(gpu, { pipeline, beats, buffers });
   }
 
-  /** Gives the device something to do for about so long at its full clocks, or less; nothing where that is very short. */
+  /**
+   * Gives the device something to do for about so long at its full clocks, or less; nothing where that is very short, or after
+   * {@link destroy}: who gives a run up does not wait for who is in it.
+   */
   beat(ms: number): void {
+    if (this.#ended) return;
     const beat = this.#beats.findLast(({ count }) => count <= ms * COUNTS_A_MS);
     if (beat === undefined) return;
     const { device } = this.#gpu;
@@ -93,6 +98,7 @@ fn main() {
   }
 
   destroy(): void {
+    this.#ended = true;
     for (const buffer of this.#buffers) buffer.destroy();
   }
 }
