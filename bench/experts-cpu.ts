@@ -4,10 +4,10 @@
  *
  *     node bench/experts-cpu.ts [--threads 1,2,4,8,12,16] [--layers 6] [--build dot|relaxed|simd]
  *
- * Where there are several threads one of them starts the others' work and takes no part in it. `--build` takes
- * other kernels than the machine would by itself. A layer's experts are 340 MB, and none comes again before all others have been used. What fits a machine without this
- * checkout: `npx esbuild bench/experts-cpu.ts --bundle --platform=node --format=esm --external:webgpu`, beside the package's
- * `dist` (its workers and kernels are found from there).
+ * Where there are several threads one of them starts the others' work and takes no part in it. `--build` takes other kernels
+ * than the machine would by itself. A layer's experts are 340 MB, and none comes again before all others have been used. For a
+ * machine without this checkout the package's `dist` is enough, with this in a folder of it:
+ * `npx esbuild bench/experts-cpu.ts --bundle --platform=node --format=esm --external:webgpu --outfile=dist/bench/experts-cpu.js`.
  */
 
 import { cpus } from 'node:os';

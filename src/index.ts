@@ -1,9 +1,10 @@
 /** The public API of Conclave. */
 
-export type { DeviceBandwidth, KernelTime, RunProfile } from './backend/backend.ts';
+export type { DeviceBandwidth, DeviceMemoryUse, KernelTime, RunProfile } from './backend/backend.ts';
 export { load, planModel } from './engine/load.ts';
 export type {
   ChatMessage,
+  DeviceMemory,
   ExpertStatistics,
   ExpertStatsSnapshot,
   FinishReason,

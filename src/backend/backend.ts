@@ -62,10 +62,15 @@ export interface Executable {
   bandwidth?(): Promise<DeviceBandwidth | undefined>;
   /** Bytes held at the most, as the backend counted them. */
   readonly bytes: number;
+  /** What the device's own memory holds. Absent where it has none of its own. */
+  readonly memory?: DeviceMemoryUse;
   /** Gives up what is on its way: it fails soon, whatever the device still computes. Only `dispose` may follow. */
   abandon?(): void;
   dispose(): Promise<void>;
 }
+
+/** Runs on their way to a device that draws: one that it computes, one that waits for it, one that the host makes. */
+export const RUNS_AHEAD = 3;
 
 /** Stands for a token: the one that was drawn last in a slot, whether the host has seen it or not. */
 export function drawnIn(slot: number): number {
@@ -197,6 +202,13 @@ export interface DeviceBandwidth {
   readonly bytesPerSecond: number;
   /** The size of the region that was read. */
   readonly bytes: number;
+}
+
+/** Bytes that a device's buffers take, and took at the most since it was opened; mapped ones too. */
+export interface DeviceMemoryUse {
+  readonly device: Plan['device'];
+  readonly bytes: number;
+  readonly peakBytes: number;
 }
 
 export interface LoadProgress {

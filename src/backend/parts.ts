@@ -9,7 +9,7 @@ import { weightsOfGraph } from '../model/cut.ts';
 import type { Graph } from '../model/graph.ts';
 import { graphsOfParts, runsLayers } from '../model/part-graphs.ts';
 import type { Plan, PlannedPart } from '../plan/plan.ts';
-import type { Backend, Executable, LoadProgress, MtpRunner, PrepareRequest, Step } from './backend.ts';
+import type { Backend, DeviceMemoryUse, Executable, LoadProgress, MtpRunner, PrepareRequest, Step } from './backend.ts';
 
 export interface PartsRequest extends Omit<PrepareRequest, 'program'> {
   /** By part: what placing has made for its backend already. */
@@ -129,6 +129,10 @@ class PartsExecutable implements Executable {
 
   get bytes(): number {
     return this.#parts.reduce((sum, { executable }) => sum + executable.bytes, 0);
+  }
+
+  get memory(): DeviceMemoryUse | undefined {
+    return this.#parts.find(({ executable }) => executable.memory !== undefined)?.executable.memory;
   }
 
   watch(watcher: ExpertWatcher | undefined): void {

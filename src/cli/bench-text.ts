@@ -1,11 +1,12 @@
 /** What `conclave bench` finds, as data and in words and columns. */
 
 import type { DeviceBandwidth, RunProfile } from '../backend/backend.ts';
-import type { Model } from '../engine/types.ts';
+import type { DeviceMemory, Model } from '../engine/types.ts';
 import type { ExpertStatsSnapshot } from '../experts/stats.ts';
 import type { Bandwidth } from './bandwidth.ts';
 import { describeSnapshot, expertSums, leftOut } from './expert-stats-text.ts';
 import { columns, printable, showBytes, showCount, showPlural, showRate, showTime } from './format.ts';
+import { describeMemory } from './memory-text.ts';
 import { describeSpeculation, type SpeculationResult } from './speculation-text.ts';
 
 export interface Series {
@@ -48,6 +49,8 @@ export interface BenchResult {
   };
   /** What drafting came to in the measured runs of the decode test, where tokens were drafted. */
   readonly speculation?: SpeculationResult;
+  /** Of the GPU, where the model has a part there; with what it took at the most in all tests. */
+  readonly gpuMemory?: DeviceMemory;
   /** Of this process, before the CPU's bandwidth was measured. */
   readonly peakMemoryBytes: number;
 }
@@ -100,6 +103,7 @@ function factsOf({ loadMs, bytesPerToken, cacheBytesPerToken, bandwidth, ...resu
       ? []
       : [['share of it decoding', `${Math.round(result.bandwidthShare * 100)}%`]]),
     ['peak memory', showBytes(result.peakMemoryBytes)],
+    ...(result.gpuMemory === undefined ? [] : [['peak memory of the GPU', describeMemory(result.gpuMemory)]]),
   ];
 }
 

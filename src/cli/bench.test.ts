@@ -1,10 +1,13 @@
 /** `conclave bench` against a library made for the test: what it runs, and what it makes of the figures. */
 
 import assert from 'node:assert/strict';
-import { describe, test } from 'node:test';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { after, describe, test } from 'node:test';
 import { type Asked, fakeLibrary, world } from '../../test/support/cli-world.ts';
 import { SKEWED } from '../../test/support/trace-source.ts';
-import type { ExpertStatistics, Profile } from '../engine/types.ts';
+import type { ChatMessage, ExpertStatistics, Profile } from '../engine/types.ts';
 import { RunStats } from '../experts/stats.ts';
 import type { PlannedPart } from '../plan/plan.ts';
 import type { GivenTrace } from '../plan/routing.ts';
@@ -194,10 +197,11 @@ describe('with experts that are counted', () => {
     kernels: [{ label: 'experts in slots', dispatches: 2, ns: 300_000 }],
     bandwidth: { bytesPerSecond: 2e12, bytes: 2 ** 30 },
   };
+  const memory = { device: 'gpu', bytes: 5e8, peakBytes: 6e8, plannedBytes: 7e8 } as const;
   const bench = async (split: boolean, ...flags: readonly string[]) => {
     const { library, asked } = fakeLibrary(() => ['x'], {
       experts: counted(split),
-      ...(split ? { profile: told } : {}),
+      ...(split ? { profile: told, memory } : {}),
     });
     const { context, out } = world(library);
     assert.equal(await main(['bench', '-p', '16', '-n', '8', '-r', '2', ...flags], context), 0);
@@ -223,6 +227,12 @@ describe('with experts that are counted', () => {
       ]);
     }
     assert.doesNotMatch(out, /^layer /m);
+  });
+
+  test('what the GPU’s memory held stands beside what was planned', async () => {
+    assert.match((await bench(true)).out, /^peak memory of the GPU +600 MB, 700 MB were planned$/m);
+    assert.deepEqual(JSON.parse((await bench(true, '--json')).out).gpuMemory, memory);
+    assert.doesNotMatch((await bench(false)).out, /of the GPU/);
   });
 
   test('--expert-stats asks for them, and shows every layer', async () => {
@@ -260,5 +270,67 @@ describe('with experts that are counted', () => {
       uses[47]?.reduce((sum, count) => sum + count),
       2048 * 8,
     );
+  });
+});
+
+describe('after the prompts of a file', () => {
+  const folder = mkdtempSync(join(tmpdir(), 'conclave-bench-'));
+  const file = join(folder, 'prompts.txt');
+  writeFileSync(file, 'What is a glacier?\n\nDefine justice.\n');
+  after(() => rmSync(folder, { recursive: true }));
+
+  test('each is answered in a session of its own, and all of them are a run', async () => {
+    const { library, asked } = fakeLibrary(() => ['x']);
+    const { context, out } = world(library);
+    assert.equal(await main(['bench', '-p', '0', '-n', '8', '-r', '2', '-f', file, '--json'], context), 0);
+    // Seven tokens after the first in 20 ms, of each.
+    const { decode, speculation } = JSON.parse(out());
+    assert.deepEqual(decode, { tokens: 8, runs: [350, 350], median: 350, min: 350, max: 350 });
+    assert.equal(speculation, undefined);
+    const [{ prompts, sessions }] = asked as [Asked];
+    assert.equal(sessions, 6);
+    const said = prompts.map(({ prompt }) => (prompt as readonly ChatMessage[])[0]?.content);
+    assert.deepEqual(
+      said,
+      [1, 2, 3].flatMap(() => ['What is a glacier?', 'Define justice.']),
+    );
+    assert.ok(prompts.every(({ options }) => options.ignoreEos === true && options.maxTokens === 8));
+  });
+
+  test('what drafts came to is shown, that of the warm-up left out', async () => {
+    const speculation = {
+      source: 'mtp',
+      drafts: 2,
+      steps: 10,
+      tokens: 27,
+      checked: [10, 9],
+      accepted: [9, 8],
+      plainSteps: 1,
+      tokensPerSecond: { drafting: 120, plain: 100 },
+      drafting: true,
+    } as const;
+    const { library, asked } = fakeLibrary(() => ['x'], { speculation });
+    const { context, out } = world(library);
+    assert.equal(await main(['bench', '-p', '0', '-n', '8', '-r', '1', '-f', file, '--spec', 'mtp:2'], context), 0);
+    assert.equal(asked[0]?.load.speculation, 'mtp:2');
+    assert.deepEqual(asked[0]?.stats.slice(0, 2), [true, true]);
+    assert.match(out(), /^drafts: mtp, up to 2 tokens; 2\.70 tokens a step in 10 steps, 1 step without$/m);
+    assert.match(out(), /^measured: 120\.0 tokens\/s with drafts, 100\.0 tokens\/s without; now with drafts$/m);
+  });
+
+  test('what does not go together, and an empty file, are told before anything is loaded', async () => {
+    const { library, asked } = fakeLibrary(() => ['x']);
+    const empty = join(folder, 'empty.txt');
+    writeFileSync(empty, '\n \n');
+    for (const [flags, message] of [
+      [['-f', file, '-d', '4'], /--depth is of random tokens/],
+      [['-f', empty], /empty\.txt has no prompt in it/],
+      [['--spec', 'mtp:9'], /speculation: found "mtp:9"/],
+    ] as const) {
+      const { context, err } = world(library);
+      assert.equal(await main(['bench', ...flags], context), 2);
+      assert.match(err(), message);
+    }
+    assert.deepEqual(asked, []);
   });
 });

@@ -145,12 +145,20 @@ interface Profiled {
   readonly bandwidth?: DeviceBandwidth;
 }
 
-/** Both tests, and where the time of each goes if the device tells. */
-async function measureAll(model: Model, request: MeasureRequest): Promise<Measured & { readonly profiled?: Profiled }> {
+/** Both tests, where the time of each goes if the device tells, and what all of it took of the GPU's memory. */
+async function measureAll(
+  model: Model,
+  request: MeasureRequest,
+): Promise<Measured & Pick<BenchResult, 'gpuMemory'> & { readonly profiled?: Profiled }> {
   const measured = await measure(model, request);
   request.signal.throwIfAborted();
   const profiled = await profile(model, request);
-  return { ...measured, ...(profiled === undefined ? {} : { profiled }) };
+  const gpuMemory = await model.deviceMemory();
+  return {
+    ...measured,
+    ...(profiled === undefined ? {} : { profiled }),
+    ...(gpuMemory === undefined ? {} : { gpuMemory }),
+  };
 }
 
 type Measured = Pick<BenchResult, 'prefill' | 'decode' | 'experts' | 'speculation'>;

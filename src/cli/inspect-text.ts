@@ -229,7 +229,7 @@ function headsOf({ heads, kvHeads, headDim, valueDim, latent }: AttentionSpec): 
 
 function feedForward({ feedForward: spec }: LayerSpec): string {
   if (spec.kind === 'dense') return `dense, ${showCount(spec.inner)} wide, ${activationName(spec.activation)}`;
-  const { experts, used, inner, router, shared, activation, biases } = spec.moe;
+  const { experts, used, inner, router, shared, activation, biases, scaled } = spec.moe;
   return [
     `${experts} experts of ${showCount(inner)}, ${used} used, ${activationName(activation)}`,
     ...(biases ? ['with biases'] : []),
@@ -238,6 +238,7 @@ function feedForward({ feedForward: spec }: LayerSpec): string {
     ...(router.normalise ? ['normalised'] : []),
     ...(router.scale === 1 ? [] : [`scaled by ${router.scale}`]),
     ...(router.expertScale ? ['scales of experts'] : []),
+    ...(scaled === true ? ['a scale for each matrix'] : []),
     ...(shared === undefined ? [] : [`shared expert of ${showCount(shared.inner)}${shared.gated ? ', gated' : ''}`]),
     ...(spec.beside === undefined ? [] : [`a dense block of ${showCount(spec.beside.inner)} beside them`]),
   ].join(', ');

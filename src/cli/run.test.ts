@@ -269,8 +269,9 @@ test('--expert-stats says after the answer what the experts did, on standard err
   stats.routed(0, [1, 2]);
   stats.ended();
   const experts = { ...stats.snapshot(), notCounted: [] };
+  const memory = { device: 'gpu', bytes: 5e8, peakBytes: 6e8, plannedBytes: 7e8, memoryBytes: 8e8 } as const;
   const run = async (...flags: readonly string[]) => {
-    const { library, asked } = fakeLibrary(() => ['ice'], { experts });
+    const { library, asked } = fakeLibrary(() => ['ice'], { experts, memory });
     const { context, out, err } = world(library);
     assert.equal(await main(['run', '-p', 'Hi', ...flags], context), 0);
     return { out: out(), err: err(), asked: (asked as [Asked])[0] };
@@ -279,8 +280,10 @@ test('--expert-stats says after the answer what the experts did, on standard err
   assert.equal(told.asked.load.expertStats, true);
   assert.equal(told.out, 'ice\n');
   assert.match(told.err, /tokens\/s\n\nexperts while decoding: 1 run of 1 row in all, 1 layer of 4 experts\nlayer /);
-  assert.deepEqual(JSON.parse((await run('--expert-stats', '--json')).out).experts, experts);
+  assert.match(told.err, /\npeak memory of the GPU: 600 MB, 700 MB were planned, 800 MB may be used\n$/);
+  const data = JSON.parse((await run('--expert-stats', '--json')).out);
+  assert.deepEqual([data.experts, data.gpuMemory], [experts, memory]);
   const silent = await run();
-  assert.doesNotMatch(silent.err, /experts/);
+  assert.doesNotMatch(silent.err, /experts|memory/);
   assert.deepEqual(silent.asked.stats, []);
 });

@@ -10,6 +10,7 @@ import { describeExpertStats } from './expert-stats-text.ts';
 import { type ExitCode, Interrupted } from './fail.ts';
 import { runFlags } from './flags.ts';
 import { toJson } from './format.ts';
+import { describeMemory } from './memory-text.ts';
 import { generateOptions } from './options.ts';
 import { readPromptFile, readPromptStream } from './prompt.ts';
 import { describeSpeculation, speculationOf } from './speculation-text.ts';
@@ -83,7 +84,9 @@ export async function run(argv: readonly string[], context: Context, name: 'run'
       const { reason, tokens, usage } = finish;
       const experts = values['expert-stats'] === true ? await model.expertStats() : undefined;
       const speculation = values['spec-stats'] === true ? await speculationOf(model) : undefined;
-      const result = { model: model.info, text: finish.text, tokens, finish: reason, usage, experts, speculation };
+      const gpuMemory = experts && (await model.deviceMemory());
+      const counted = { experts, gpuMemory, speculation };
+      const result = { model: model.info, text: finish.text, tokens, finish: reason, usage, ...counted };
       await write(context.stdout, `${toJson(result)}\n`);
       return 0;
     }
@@ -103,7 +106,10 @@ async function tellStats(values: RunValues, model: Model, context: Context): Pro
   const speculation = values['spec-stats'] === true ? await speculationOf(model) : undefined;
   if (speculation !== undefined) await write(context.stderr, `\n${describeSpeculation(speculation)}`);
   const experts = values['expert-stats'] === true ? await model.expertStats() : undefined;
-  if (experts !== undefined) await write(context.stderr, `\n${describeExpertStats(experts)}`);
+  if (experts === undefined) return;
+  await write(context.stderr, `\n${describeExpertStats(experts)}`);
+  const memory = await model.deviceMemory();
+  if (memory !== undefined) await write(context.stderr, `peak memory of the GPU: ${describeMemory(memory)}\n`);
 }
 
 export function messages(system: string | undefined, user: string): readonly ChatMessage[] {

@@ -44,7 +44,6 @@ export function describeSpeculation(result: SpeculationResult): string {
   const rate = (name: string, tokensPerSecond: number | undefined) =>
     tokensPerSecond === undefined ? [] : [`${tokensPerSecond.toFixed(1)} tokens/s ${name}`];
   const rates = [...rate('with drafts', drafting), ...rate('without', plain)];
-  const paying = result.drafting ? 'drafting' : 'not drafting, which does not pay now';
   const lines = [
     `drafts: ${source}, up to ${showPlural(drafts, 'token')}; ${
       tokensPerStep === undefined
@@ -53,7 +52,9 @@ export function describeSpeculation(result: SpeculationResult): string {
     }, ${showPlural(plainSteps, 'step')} without`,
     ...(positions.length === 0 ? [] : [`accepted: ${positions.join(', ')}`]),
     ...(expertsPerStep === undefined ? [] : [`experts a step: ${expertsPerStep.toFixed(1)} of each layer`]),
-    ...(rates.length === 0 ? [] : [`measured: ${rates.join(', ')}; ${paying}`]),
+    ...(rates.length === 0
+      ? []
+      : [`measured: ${rates.join(', ')}; now ${result.drafting ? 'with drafts' : 'without'}`]),
   ];
   return lines.map((line) => `${line}\n`).join('');
 }

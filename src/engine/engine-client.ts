@@ -3,6 +3,7 @@
  * belong to. Whatever ends the worker ends every request with an error; nothing waits for an answer that cannot come.
  */
 
+import type { DeviceMemoryUse } from '../backend/backend.ts';
 import { ConclaveError, DisposedError, InternalError, recordError, reviveError } from '../errors.ts';
 import type { RunStatsSnapshot } from '../experts/stats.ts';
 import type { ByteSource } from '../format/source.ts';
@@ -193,6 +194,11 @@ export class EngineClient {
     return this.#ask((request) => ({ type: 'speculation-stats', request, reset }));
   }
 
+  /** Gives nothing where no device has memory of its own. */
+  deviceMemory(): Promise<DeviceMemoryUse | undefined> {
+    return this.#ask((request) => ({ type: 'device-memory', request }));
+  }
+
   /**
    * Hands on which experts rows use, of runs that begin after it has settled.
    * @returns what ends it; it throws what `onRows` threw
@@ -311,6 +317,9 @@ export class EngineClient {
       case 'speculation-stats':
       case 'expert-stats':
         this.#answer(event.request, event.stats);
+        break;
+      case 'device-memory':
+        this.#answer(event.request, event.memory);
         break;
       case 'routing':
         // Always answered, since the loop waits for it.

@@ -254,6 +254,9 @@ class EngineLoop {
         this.#post({ type: 'speculation-stats', request: command.request, stats });
         break;
       }
+      case 'device-memory':
+        this.#post({ ...command, memory: this.#executable.memory });
+        break;
       case 'record-routing':
         await this.#scheduler.settle();
         await this.#experts.record(command.on);

@@ -10,6 +10,7 @@ import { ModelSession } from './session.ts';
 import type { ChatTemplates } from './templates.ts';
 import type {
   ChatMessage,
+  DeviceMemory,
   ExpertStatistics,
   Model,
   ModelInfo,
@@ -135,6 +136,13 @@ export class LoadedModel implements Model {
     if (counted === undefined || speculation === undefined) return undefined;
     const { source, drafts } = speculation;
     return { source, drafts, ...counted };
+  }
+
+  async deviceMemory(): Promise<DeviceMemory | undefined> {
+    this.#check();
+    const use = await this.#parts.engine.deviceMemory();
+    const part = this.plan.parts.find(({ device }) => device === use?.device);
+    return use && { ...use, plannedBytes: part?.bytes.total ?? 0, memoryBytes: part?.memoryBytes };
   }
 
   async recordRouting(onRows: (rows: RoutedRows) => void | Promise<void>): Promise<RoutingRecording> {

@@ -3,6 +3,7 @@
  * that the loop knows of them without going back to its event loop.
  */
 
+import type { DeviceMemoryUse } from '../backend/backend.ts';
 import type { SamplerSettings } from '../backend/sampling.ts';
 import type { ErrorRecord } from '../errors.ts';
 import type { RunStatsSnapshot } from '../experts/stats.ts';
@@ -91,6 +92,7 @@ export type Command =
   /** `reset`: counts begin anew afterwards. */
   | { readonly type: 'expert-stats'; readonly request: number; readonly reset: boolean }
   | { readonly type: 'speculation-stats'; readonly request: number; readonly reset: boolean }
+  | { readonly type: 'device-memory'; readonly request: number }
   /** Rows' experts are posted as `routing` from now on, or, once all of them are, no more. */
   | { readonly type: 'record-routing'; readonly request: number; readonly on: boolean }
   | { readonly type: 'dispose' };
@@ -157,6 +159,7 @@ export type EngineEvent =
   | { readonly type: 'profile'; readonly request: number; readonly profile?: Profile }
   | { readonly type: 'expert-stats'; readonly request: number; readonly stats?: RunStatsSnapshot }
   | { readonly type: 'speculation-stats'; readonly request: number; readonly stats?: SpeculationSnapshot }
+  | { readonly type: 'device-memory'; readonly request: number; readonly memory?: DeviceMemoryUse }
   | ({ readonly type: 'routing' } & RoutingBlock)
   | { readonly type: 'record-routing'; readonly request: number }
   | { readonly type: 'disposed' };

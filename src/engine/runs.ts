@@ -3,14 +3,11 @@
  * runs whose logits the host reads one is on its way at a time.
  */
 
-import type { Drawer, Drawn, Executable, Step } from '../backend/backend.ts';
+import { type Drawer, type Drawn, type Executable, RUNS_AHEAD, type Step } from '../backend/backend.ts';
 import { Flights, type Outcome } from './flights.ts';
 import type { Timeline } from './kv-cache.ts';
 import type { Speculator } from './speculate/speculator.ts';
 import type { Turn } from './speculate/verify.ts';
-
-/** Runs on their way to a device that draws: one that it computes, one that waits for it, one that the host makes. */
-const RUNS_AHEAD = 3;
 
 /** What a run gave: of the host's the turns' rows of logits one after the other, of the device's a token for each turn. */
 export interface Landed {

@@ -3,7 +3,7 @@
 // `AsyncDisposable`, for programs whose compiler options do not name it; it stays in the published declarations.
 /// <reference lib="esnext.disposable" preserve="true" />
 
-import type { DeviceBandwidth, RunProfile } from '../backend/backend.ts';
+import type { DeviceBandwidth, DeviceMemoryUse, RunProfile } from '../backend/backend.ts';
 import type { ConclaveError } from '../errors.ts';
 import type { ExpertStatsSnapshot, LayerSnapshot, RunStatsSnapshot } from '../experts/stats.ts';
 import type { Plan, PlannedSpeculation, PlanOptions } from '../plan/plan.ts';
@@ -163,6 +163,14 @@ export interface SpeculationStatistics extends SpeculationSnapshot {
   readonly drafts: number;
 }
 
+/** What a device's own memory holds of a model. Bytes of every buffer made on it, those for loading and reading too. */
+export interface DeviceMemory extends DeviceMemoryUse {
+  /** What the plan said that it would be at the most. */
+  readonly plannedBytes: number;
+  /** What may be used, where somebody has said how much that is. */
+  readonly memoryBytes?: number;
+}
+
 /** Which experts rows of a model used: [rows, layers with experts, used], of each row and layer the best first. */
 export interface RoutedRows extends RoutingBlock {
   readonly layers: number;
@@ -241,6 +249,8 @@ export interface Model extends AsyncDisposable {
    * @throws UsageError `usage` for a bad option
    */
   expertStats(options?: { readonly reset?: boolean }): Promise<ExpertStatistics | undefined>;
+  /** What the model takes of a GPU's memory, and took at the most; undefined where it has no part on one. */
+  deviceMemory(): Promise<DeviceMemory | undefined>;
   /**
    * What drafting came to since the model was loaded, or since the last reset.
    * @param options `reset`: what was counted is forgotten afterwards

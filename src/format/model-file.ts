@@ -41,6 +41,8 @@ export interface TensorInfo {
   /** Bytes from the start of that source. */
   readonly offset: number;
   readonly bytes: number;
+  /** Its bytes are gathered, as they are read, from where the file has them (`views.ts`). */
+  readonly gathered?: true;
 }
 
 export interface ModelFile {

@@ -77,7 +77,11 @@ export function weightsOfGraph(graph: Graph, weights: Weights): Weights {
 /** The weights that an `experts` operation reads: no router, and nothing that is shared. */
 export function expertWeights({ prefix, norm, moe }: ExpertsOperation): readonly WeightName[] {
   const matrices = [`${prefix}.gate`, `${prefix}.up`, `${prefix}.down`];
-  const own = moe.biases ? [...matrices, ...matrices.map((name) => `${name}.bias`)] : matrices;
+  const own = [
+    ...matrices,
+    ...(moe.biases ? matrices.map((name) => `${name}.bias`) : []),
+    ...(moe.scaled ? [`${prefix}.gateScale`] : []),
+  ];
   return norm === undefined ? own : [norm.weight, ...own];
 }
 

@@ -28,7 +28,8 @@ export type Demand =
   | "a router's own input"
   | 'scales of experts'
   | 'weights on the inputs of experts'
-  | 'experts that give a row as it is';
+  | 'experts that give a row as it is'
+  | 'scales of matrices of experts';
 
 /** What each field of a value demands, when it is there. */
 type Fields<T> = { readonly [Field in keyof T]-?: (value: Exclude<T[Field], undefined>) => readonly Demand[] };
@@ -92,6 +93,7 @@ const moe: Fields<MoeSpec> = {
   biases: where('biases of experts'),
   router: (value) => demandsIn(router, value),
   shared: (value) => demandsIn(shared, value),
+  scaled: where('scales of matrices of experts'),
 };
 
 /** A single expert has nothing to do with how it was chosen, but for what its input is multiplied with. */

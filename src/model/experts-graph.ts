@@ -6,6 +6,15 @@
 import { InternalError } from '../errors.ts';
 import type { ExpertsOperation, Graph, MoeOperation, Operation, ValueName } from './graph.ts';
 import { rowNormOf } from './row-norm.ts';
+import type { MoeSpec } from './spec.ts';
+
+/**
+ * Whether a layer's experts can be computed by a device that does not know how they were chosen: not where their inputs are
+ * weighted, or some that are chosen are none.
+ */
+export function canBeApart({ router, zeroExperts }: MoeSpec): boolean {
+  return router.weighsInput !== true && zeroExperts === undefined;
+}
 
 /**
  * One `experts` operation for each of the layers, in order, then what else the device runs. No operation makes what they

@@ -356,7 +356,8 @@ export class FamilyReader {
   #bind(name: WeightName, parts: readonly TensorInfo[], shape: readonly number[]): void {
     if (this.#weights.has(name)) throw new InternalError(`the weight ${name} was bound twice`);
     const bytes = parts.reduce((sum, part) => sum + part.bytes, 0);
-    this.#weights.set(name, { name, format: (parts[0] as TensorInfo).format, shape, parts, bytes });
+    const weight = { name, format: (parts[0] as TensorInfo).format, shape, parts, bytes };
+    this.#weights.set(name, parts.some(({ gathered }) => gathered) ? { ...weight, gathered: true } : weight);
   }
 }
 

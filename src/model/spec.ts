@@ -28,6 +28,7 @@
  * | `layers.i.moe.expertScale` | [experts] |
  * | `layers.i.moe.gate`, `.up`, `.down` | [experts, inner, hidden] twice, [experts, hidden, inner] |
  * | `layers.i.moe.gate.bias`, `.up.bias`, `.down.bias` | [experts·inner] twice, [experts·hidden] |
+ * | `layers.i.moe.gateScale`, `.outputScale` | [experts]: what gate · x, and what comes of an expert, is multiplied with (`scaled`) |
  * | `layers.i.moe.shared.gate`, `.up`, `.down` | [sharedInner, hidden] twice, [hidden, sharedInner] |
  * | `layers.i.moe.shared.router` | [1, hidden]: the shared expert's own gate |
  * | `layers.i.scale` | [1] |
@@ -248,6 +249,11 @@ export interface MoeSpec {
   readonly biases?: true;
   readonly router: RouterSpec;
   readonly shared?: SharedExpertSpec;
+  /**
+   * Whether the matrices of its experts have scales beside their values, as NVFP4's have: E(x) = s_output · W_down(act(s_gate ·
+   * W_gate·x) ⊙ W_up·x), an expert's s_output being up's scale times down's. Only where what becomes of up is in proportion to it.
+   */
+  readonly scaled?: true;
 }
 
 /**

@@ -12,6 +12,8 @@ export interface Weight {
   /** The file's tensors that make it up, in order; several are stacked along the outermost axis. */
   readonly parts: readonly TensorInfo[];
   readonly bytes: number;
+  /** Its bytes are gathered, as they are read, from where the file has them: codes beside scales, rows in turns. */
+  readonly gathered?: true;
 }
 
 /** The matrices of a routed expert; a layer's are stacked. */
@@ -25,6 +27,8 @@ export const expertVectors: ReadonlySet<string> = new Set([
   'gate.bias',
   'up.bias',
   'down.bias',
+  'gateScale',
+  'outputScale',
 ]);
 
 export type Weights = ReadonlyMap<WeightName, Weight>;

@@ -6,38 +6,22 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { aCard, type DeviceOptions, planFor } from '../../test/support/device.ts';
-import { familyFile } from '../../test/support/families.ts';
-import { nodeModelSource } from '../../test/support/node-source.ts';
+import { familyModel, largeModel, type PlannedModel } from '../../test/support/planned-models.ts';
 import type { AdapterFacts } from '../backend/gpu/device.ts';
 import { deviceBytes } from '../backend/gpu/layout.ts';
 import { slabWeights } from '../backend/gpu/slab.ts';
 import { OutOfMemoryError, UsageError } from '../errors.ts';
-import { openModelFile } from '../format/open.ts';
-import type { ModelSource } from '../format/source.ts';
-import { buildGraph } from '../model/decoder.ts';
-import { readModel } from '../model/read-model.ts';
 import type { Weights } from '../model/weights.ts';
-import { detectFeatures } from '../platform/features.ts';
-import { syntheticModel } from '../synthetic/source.ts';
 import { type ExpertChoice, planExperts } from './experts.ts';
 import { explain } from './explain.ts';
-import { plan } from './place.ts';
-import type { PlannedExperts, PlanOptions } from './plan.ts';
+import type { PlannedExperts } from './plan.ts';
 
 const GIB = 2 ** 30;
 
 const adapter: AdapterFacts = { ...aCard, maxBufferBytes: 4 * GIB, maxBindingBytes: 4 * GIB };
 
-async function read(source: ModelSource) {
-  const file = await openModelFile(source);
-  await file.close();
-  const { spec, weights } = readModel(file);
-  return { spec, weights, graph: buildGraph(spec) };
-}
-
-const family = async (name: string) => read(await nodeModelSource(familyFile(name, 'model.gguf')));
-const large = await read(syntheticModel('qwen3-30b-a3b'));
-type Model = typeof large;
+const large = await largeModel();
+type Model = PlannedModel;
 
 const layersWithExperts = ({ spec }: Model) =>
   spec.layers.flatMap(({ feedForward }, layer) => (feedForward.kind === 'moe' ? [layer] : []));
@@ -92,7 +76,12 @@ function checkSlabs(model: Model, { slabs, slots, layers }: PlannedExperts, larg
 
 describe('slots', () => {
   test('are as many as were asked for, from one to all', async () => {
-    for (const model of [await family('qwen3moe'), await family('glm4moe'), mixed(await family('qwen3moe')), large]) {
+    for (const model of [
+      await familyModel('qwen3moe'),
+      await familyModel('glm4moe'),
+      mixed(await familyModel('qwen3moe')),
+      large,
+    ]) {
       const all = planned(model, { size: 'none' }).experts;
       for (let slots = 1; slots <= all; slots += all > 1000 ? 37 : 1) {
         const made = planned(model, { size: { kind: 'slots', slots } });
@@ -213,71 +202,8 @@ describe('a plan', () => {
     assert.equal(JSON.parse(JSON.stringify(plan)).experts.slots, experts.slots);
   });
 
-  test('splits nothing where all experts were to have a slot, or all fit: no layer then waits for the CPU', async () => {
-    const glm = await family('glm4moe');
-    const asked = (expertCache: string, more?: DeviceOptions) => planFor(glm, onGpu({ expertCache, ...more }));
-    const ample = { gpuMemoryBytes: GIB };
-    for (const [all, more] of [
-      ['slru:100%', {}],
-      ['lfu:1000', {}],
-      ['static:1GiB', {}],
-      ['slru', {}],
-      ['static', { gpuLayers: 3 }],
-      ['lfu', ample],
-      ['slru', { ...ample, gpuLayers: 3 }],
-    ] as const) {
-      const { experts, parts, reproducible } = asked(all, more);
-      assert.deepEqual([experts, parts.length, reproducible], [undefined, 1, true], all);
-    }
-    assert.equal(asked('lfu:99%').parts.length, 2);
-    assert.equal(asked('lfu:99%', ample).parts.length, 2);
-    const large8 = { device: 'gpu', adapter, memoryBytes: 64 * GIB, gpuMemoryBytes: 8 * GIB } as const;
-    const lfu = planFor(large, { ...large8, expertCache: 'lfu' }).experts;
-    assert.deepEqual([lfu?.policy, lfu?.layers.length], ['lfu', 48]);
-    assert.ok((lfu?.slots ?? 0) > 2000);
-  });
-
-  test('in little memory has the layers without all of their experts, as many as fit, and says why', () => {
-    const little = (gpuMemoryBytes: number, more: DeviceOptions = {}) =>
-      planFor(large, { device: 'gpu', adapter, memoryBytes: 64 * GIB, context: 512, gpuMemoryBytes, ...more });
-    let before = 0;
-    for (const [bytes, whole] of [
-      [0.5e9, 'not one fits'],
-      [0.75e9, 'only 1 layer would fit'],
-    ] as const) {
-      const made = little(bytes);
-      const [gpu, cpu] = made.parts;
-      assert.ok(gpu !== undefined && cpu !== undefined);
-      assert.ok(gpu.end > 2 && gpu.end < 48 && gpu.end > before, `${gpu.end} layers`);
-      before = gpu.end;
-      assert.ok(gpu.bytes.total <= bytes);
-      assert.deepEqual([gpu.split?.length, cpu.experts?.length], [gpu.end, gpu.end]);
-      assert.match(
-        explain(made).replaceAll(/\s+/g, ' '),
-        new RegExp(` layers on the GPU: as many as fit without all of their experts, since ${whole} with them: `),
-      );
-      // One layer more would not fit.
-      assert.throws(() => little(bytes, { gpuLayers: gpu.end + 1, cpuMoe: true }), OutOfMemoryError);
-    }
-    // All layers with some of their experts need no excuse.
-    assert.equal(little(8 * GIB).layersReason, undefined);
-  });
-
-  test('of many cores leaves the more to others the fewer experts the CPU has to compute, and takes what is told', () => {
-    const threads = (cores: number, options: PlanOptions) => {
-      const platform = { threads: cores, freeMemoryBytes: 64 * GIB, features: detectFeatures(), adapter };
-      return plan({ ...large, ignored: [], options: { device: 'gpu', gpuLayers: -1, ...options }, platform }).threads;
-    };
-    assert.equal(threads(16, { cpuMoe: true }), 14);
-    assert.equal(threads(16, { expertCache: 'lfu:25%' }), 11);
-    assert.equal(threads(16, { expertCache: 'lfu:50%' }), 8);
-    assert.equal(threads(16, { expertCache: 'lfu:90%' }), 8);
-    assert.equal(threads(16, { expertCache: 'lfu:50%', threads: 15 }), 15);
-    assert.equal(threads(4, { expertCache: 'lfu:50%' }), 4);
-  });
-
   test('says how many layers never leave the GPU', async () => {
-    const glm = await family('glm4moe');
+    const glm = await familyModel('glm4moe');
     const experts = 8;
     const uses = (...hot: readonly number[]) => [0, 1].map((layer) => new Float64Array(experts).fill(hot[layer]));
     for (const [more, said] of [
@@ -294,7 +220,7 @@ describe('a plan', () => {
   });
 
   test('has its experts where they were asked for', async () => {
-    const glm = await family('glm4moe');
+    const glm = await familyModel('glm4moe');
     const moeLayers = layersWithExperts(glm);
     assert.deepEqual(moeLayers, [1, 2]);
     const split = (more: DeviceOptions) => planFor(glm, onGpu(more)).experts;
@@ -316,7 +242,7 @@ describe('a plan', () => {
   });
 
   test('says of which layers none is on the GPU, and of others only where there are any', async () => {
-    const glm = await family('glm4moe');
+    const glm = await familyModel('glm4moe');
     const said = (more: DeviceOptions) => explain(planFor(glm, onGpu(more))).replaceAll(/\s+/g, ' ');
     for (const [cpuMoe, layers] of [
       [2, 'layer 1'],
@@ -336,36 +262,6 @@ describe('a plan', () => {
   });
 });
 
-describe('slots', () => {
-  test('say what comes to them first and what stays, where that was asked for', async () => {
-    const glm = await family('glm4moe');
-    const said = (more: DeviceOptions) => {
-      const plan = planFor(glm, onGpu({ expertCache: 'lfu:8', ...more }));
-      assert.ok(plan.experts !== undefined);
-      return { ...plan.experts, text: explain(plan).replaceAll(/\s+/g, ' ') };
-    };
-    for (const off of [{}, { expertPrefetch: 'off' }] as const) {
-      assert.deepEqual([said(off).prefetch, said(off).pins], ['off', 0]);
-      assert.doesNotMatch(said(off).text, /come first|kept for good/);
-    }
-    assert.match(said({ expertPrefetch: 'previous' }).text, / first that a layer used in the step before /);
-    assert.match(
-      said({ expertPrefetch: 'gate' }).text,
-      / first that a layer's router names on what the layer before it leaves /,
-    );
-    for (const [expertPin, pins] of [
-      ['1', 1],
-      ['8', 8],
-      ['25%', 2],
-      ['100%', 8],
-    ] as const) {
-      const { text, ...made } = said({ expertPin });
-      assert.equal(made.pins, pins);
-      assert.match(text, new RegExp(` ${pins} slots? kept for good `));
-    }
-  });
-});
-
 describe('before loading is refused', () => {
   const refused = (model: Model, more: DeviceOptions, message: RegExp, option: string) =>
     assert.throws(
@@ -375,8 +271,8 @@ describe('before loading is refused', () => {
     );
 
   test('what asks for two things at once, or of a model or a device that has no part in it', async () => {
-    const glm = await family('glm4moe');
-    const dense = await family('qwen3');
+    const glm = await familyModel('glm4moe');
+    const dense = await familyModel('qwen3');
     const both = /expertCache \(--expert-cache\) and cpuMoe \(--cpu-moe, --n-cpu-moe\) both say where experts go/;
     for (const cpuMoe of [true, 1, 99] as const) {
       refused(glm, { device: 'gpu', expertCache: 'slru:1', cpuMoe }, both, 'expertCache');
@@ -401,66 +297,14 @@ describe('before loading is refused', () => {
     refused(glm, { device: 'gpu', cpuMoe: 1 }, dry, 'cpuMoe');
   });
 
-  test('what is said of slots, where there is nothing to be said', async () => {
-    const glm = await family('glm4moe');
-    const gpu = { device: 'gpu', expertCache: 'lfu:8' } as const;
-    for (const [asked, option, flag] of [
-      [{ expertPrefetch: 'previous' }, 'expertPrefetch', '--expert-prefetch'],
-      [{ expertPrefetch: 'gate' }, 'expertPrefetch', '--expert-prefetch'],
-      [{ expertPin: '25%' }, 'expertPin', '--expert-pin'],
-    ] as const) {
-      const says = (why: string) => new RegExp(`^${option} \\(${flag}\\): ${why}`);
-      refused(glm, { device: 'gpu', ...asked }, says('of use only where experts are split'), option);
-      refused(glm, { device: 'cpu', ...asked }, says('of use only where experts are split'), option);
-      refused(glm, { device: 'gpu', cpuMoe: true, ...asked }, says('no expert has a slot on the GPU'), option);
-      refused(glm, { ...gpu, expertCache: 'static:8', ...asked }, says('what lies in static slots stays'), option);
-      planFor(glm, onGpu({ ...gpu, ...asked }));
-    }
-    // Only one layer with experts is on the GPU.
-    refused(
-      glm,
-      { ...gpu, expertCache: 'lfu:3', gpuLayers: 2, expertPrefetch: 'gate' },
-      /none whose router can be asked ahead/,
-      'expertPrefetch',
-    );
-    planFor(glm, onGpu({ ...gpu, expertCache: 'lfu:3', gpuLayers: 2, expertPrefetch: 'previous' }));
-    for (const [expertPin, why] of [
-      ['9', /9 slots of 8 slots are more than there are; ask for 1 to 8$/],
-      ['1%', /1% of 8 slots are not one/],
-      ['0', /^--expert-pin expects a number of slots \(64\) or a per cent of them \(25%\), found "0"$/],
-      ['1GiB', /^--expert-pin expects/],
-      ['101%', /^--expert-pin expects/],
-    ] as const) {
-      refused(glm, { ...gpu, expertPin }, why, 'expertPin');
-    }
-  });
-
   test('a size that does not read, or that is not even one expert', async () => {
-    const glm = await family('glm4moe');
+    const glm = await familyModel('glm4moe');
     for (const expertCache of ['', 'slru:', 'slru:0', 'slru:1.5', 'fifo:3', 'slru:101%', 'lfu:1:2', 'slru:-1']) {
       refused(glm, { device: 'gpu', expertCache }, /^--expert-cache expects one of slru, lfu, static/, 'expertCache');
     }
     for (const expertCache of ['slru:0.01%', 'static:100B']) {
       refused(glm, { device: 'gpu', expertCache }, /holds not one expert/, 'expertCache');
     }
-  });
-
-  test('layers that would fit without their experts, with the flag for that', () => {
-    const options = { device: 'gpu', adapter, memoryBytes: 64 * GIB, context: 512 } as const;
-    const fault = (more: DeviceOptions) => {
-      try {
-        planFor(large, { ...options, ...more });
-      } catch (error) {
-        if (error instanceof OutOfMemoryError) return error.message;
-      }
-      return 'fits';
-    };
-    const tight = { gpuLayers: 3, gpuMemoryBytes: 1e9 };
-    assert.match(fault(tight), /, leave experts to the CPU \(--cpu-moe\), or /);
-    assert.equal(fault({ ...tight, cpuMoe: true }), 'fits');
-    assert.match(fault({ ...tight, gpuMemoryBytes: 1, cpuMoe: true }), /use a shorter context, or /);
-    // `auto` leaves them there by itself.
-    assert.match(fault({ gpuMemoryBytes: 1 }), /does not fit on the GPU/);
   });
 
   test('a cache larger than the memory it is to lie in', () => {

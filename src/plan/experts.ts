@@ -132,6 +132,11 @@ function alike(layers: readonly number[], weights: Weights): readonly Alike[] {
   });
 }
 
+/** Bytes of a slot, of the largest kind that there is. */
+export function slotBytes({ weights }: PlanRequest, { layers }: ExpertChoice): number {
+  return Math.max(...alike(layers, weights).map((group) => group.slotBytes));
+}
+
 /**
  * Slots for a choice of experts.
  * @param given.budget bytes that slots may take, where the choice does not say; Infinity: as many as there are experts

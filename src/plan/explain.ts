@@ -194,12 +194,16 @@ function arenaSizes(arenas: readonly number[]): string {
 }
 
 function weights(plan: Plan): string[] {
-  const groups = groupBy(plan.weights, (weight) => JSON.stringify([weight.format, weight.layout ?? '', weight.device]));
+  const groups = groupBy(plan.weights, (weight) =>
+    JSON.stringify([weight.format, weight.layout ?? '', weight.device, weight.gathered === true]),
+  );
   const rows = [...groups.values()]
     .map((group) => ({ group, first: group[0]!, bytes: group.reduce((sum, weight) => sum + weight.bytes, 0) }))
     .sort((a, b) => b.bytes - a.bytes)
     .map(({ group, first, bytes }): Row => {
-      const stored = first.layout === undefined ? 'as in the file' : `repacked: ${first.layout}`;
+      const layout = first.layout === undefined ? [] : [`repacked: ${first.layout}`];
+      const steps = [...(first.gathered === true ? ['gathered as read'] : []), ...layout];
+      const stored = steps.length === 0 ? 'as in the file' : steps.join(', ');
       return [
         first.format,
         showBytes(bytes),

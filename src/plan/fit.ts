@@ -1,9 +1,10 @@
 /** How many layers a GPU takes, and how many of their experts: in its memory, and in what it binds at once. */
 
 import { OutOfMemoryError } from '../errors.ts';
+import { canBeApart } from '../model/experts-graph.ts';
 import { doesNotFit } from './context.ts';
 import { expertOption } from './devices.ts';
-import { type ExpertChoice, expertChoice, planExperts } from './experts.ts';
+import { type ExpertChoice, expertChoice, planExperts, slotBytes } from './experts.ts';
 import { chooseRows, cutsFor, type Part, partsOf, placePart, type Shared, sharedBy } from './parts.ts';
 import { hopedContext, type PlanRequest } from './placer.ts';
 import { bindsAtOnce } from './placers/gpu.ts';
@@ -23,8 +24,8 @@ export interface Taken {
 const WORTH = 2;
 
 /**
- * @param gpuLayers `auto`: all layers with all of their experts; else, of a model with experts, all layers with some of them;
- * else as many layers as can be, from the first on
+ * @param gpuLayers `auto`: all layers with all of their experts; else, of a model with experts that can be computed apart, all
+ * layers with some of them; else as many layers as can be, from the first on
  * @throws OutOfMemoryError `out_of_memory` when `auto` finds room for not even one layer
  */
 export function whatGpuTakes(request: PlanRequest, gpuLayers: number | 'auto'): Taken {
@@ -39,8 +40,8 @@ function whatFits(request: PlanRequest, room: Room): Taken {
   if (room.fits(layers, asked(layers))) return { count: layers, experts: asked(layers) };
   const countOf = (experts: (count: number) => ExpertChoice | undefined) =>
     most(layers, (count) => room.fits(count, experts(count)));
-  // Somebody has said where experts go, or there are none.
-  if (expertOption(request.options) !== undefined || !hasExperts(request, layers)) {
+  // Somebody has said where experts go, or there are none, or they go with their layers.
+  if (expertOption(request.options) !== undefined || !hasExperts(request, layers) || !canAllBeApart(request)) {
     return room.taking(countOf(asked), asked);
   }
   const some = (count: number) => someExperts(request, count);
@@ -127,6 +128,10 @@ function hasExperts({ spec }: PlanRequest, count: number): boolean {
   return spec.layers.slice(0, count).some(({ feedForward }) => feedForward.kind === 'moe');
 }
 
+function canAllBeApart({ spec }: PlanRequest): boolean {
+  return spec.layers.every(({ feedForward }) => feedForward.kind !== 'moe' || canBeApart(feedForward.moe));
+}
+
 /** What all parts share, the slots of split experts among it: as many as were asked for, or as the GPU's memory has left. */
 export function sharedWith(request: PlanRequest, parts: readonly Part[], split: ExpertChoice | undefined): Shared {
   const shared = sharedBy(request, parts);
@@ -139,10 +144,12 @@ export function sharedWith(request: PlanRequest, parts: readonly Part[], split: 
   }
   // More slots may take more slabs, and these have a part that is no cache: what is too much is taken from the budget again.
   let budget = memoryBytes;
+  const slot = slotBytes(request, split);
   for (;;) {
     const tried = { ...shared, experts: planExperts(split, { ...given, budget }) };
     const over = placePart(part, tried, chooseRows(part, tried), hopedContext(request)).total - memoryBytes;
     if (over <= 0 || budget === 0) return tried;
-    budget = Math.max(0, budget - over);
+    // By a slot at the least: less would change nothing.
+    budget = Math.max(0, budget - Math.max(over, slot));
   }
 }

@@ -8,7 +8,7 @@ import { describe, test } from 'node:test';
 import { aCard as adapter, type DeviceOptions, planFor } from '../../test/support/device.ts';
 import { families, familyFile } from '../../test/support/families.ts';
 import { nodeModelSource } from '../../test/support/node-source.ts';
-import { OutOfMemoryError } from '../errors.ts';
+import { OutOfMemoryError, Refusal } from '../errors.ts';
 import { openModelFile } from '../format/open.ts';
 import { buildGraph } from '../model/decoder.ts';
 import { readModel } from '../model/read-model.ts';
@@ -163,6 +163,20 @@ describe('as many layers as fit', () => {
     const fewer = planFor(trained, onGpu('auto', { context: undefined, gpuMemoryBytes: gpu }));
     assert.deepEqual([fewer.context, fewer.parts[0]?.end], [4096, 2]);
   });
+});
+
+test('experts whose inputs are weighted are not computed apart: fewer layers go to the GPU, and a split is refused by name', async () => {
+  const given = await model('llama4');
+  const layers = given.spec.layers.length;
+  const whole = planFor(given, onGpu(layers));
+  const less = planFor(given, onGpu('auto', { gpuMemoryBytes: whole.bytes.total - 1 }));
+  assert.deepEqual([less.experts, less.parts[0]?.device, less.parts[0]?.end], [undefined, 'gpu', layers - 1]);
+  assert.throws(
+    () => planFor(given, onGpu(layers, { cpuMoe: true })),
+    (error) =>
+      error instanceof Refusal &&
+      error.reasons.some(({ reason }) => reason === 'does not serve weights on the inputs of experts'),
+  );
 });
 
 describe('device auto', () => {

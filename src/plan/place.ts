@@ -22,7 +22,7 @@ import {
 } from './parts.ts';
 import { hopedContext, type Placed, type PlanRequest, pagesFor } from './placer.ts';
 import { arenaLimit } from './placers/cpu.ts';
-import type { Plan } from './plan.ts';
+import type { Plan, PlannedWeight } from './plan.ts';
 
 export type { Cut } from './parts.ts';
 export { weightsOf } from './parts.ts';
@@ -117,7 +117,7 @@ export function planParts(
     arenas: placed.flatMap(({ arenas }) => arenas),
     arenaBytes: arenaLimit(options),
     operations: chosen.flatMap(({ operations }) => operations),
-    weights: placed.flatMap(({ weights }) => weights),
+    weights: placed.flatMap(({ weights }) => weights.map((weight) => withGathered(weight, request.weights))),
     buffers: placed.flatMap(({ buffers }) => buffers),
     ignored: request.ignored,
     bytes: {
@@ -156,6 +156,11 @@ function runsUnchecked(chosen: readonly Chosen[]): boolean {
   return chosen
     .flatMap(({ rows }) => [...rows.prompt, ...rows.step])
     .every(({ device, unchecked }) => device !== 'gpu' || unchecked === true);
+}
+
+/** Says of a planned weight what is done to it before its device has it. */
+function withGathered(planned: PlannedWeight, weights: Weights): PlannedWeight {
+  return weights.get(planned.name)?.gathered === true ? { ...planned, gathered: true } : planned;
 }
 
 /** What decoding one token reads of the weights: every matrix that is multiplied, of routed experts the used share. */

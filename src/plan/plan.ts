@@ -105,6 +105,8 @@ export interface PlannedWeight {
   readonly device: DeviceName;
   /** Repacking at store time; it never changes a value. */
   readonly layout?: string;
+  /** Before that its bytes are gathered, as they are read, from where the file has them; nor does this change a value. */
+  readonly gathered?: true;
   /** CPU: which arena. */
   readonly arena?: number;
 }
@@ -113,8 +115,8 @@ export interface PlannedBuffer {
   readonly name: string;
   readonly bytes: number;
   readonly device: DeviceName;
-  /** `step`: used anew by every run. */
-  readonly lifetime: 'model' | 'step';
+  /** `step`: used anew by every run. `load`: while the model is loaded. */
+  readonly lifetime: 'model' | 'step' | 'load';
 }
 
 /** Layers that run on one device. A plan has a part for each device, in the order in which they run. */

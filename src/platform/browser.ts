@@ -15,7 +15,7 @@ export const browserPlatform: Platform = {
     const address = typeof input === 'string' ? new URL(input, globalThis.location?.href) : input;
     const source = await openWebInput(address);
     if (source === undefined)
-      throw new UsageError('in a browser a model is loaded from an http(s) address, a File or a Blob');
+      throw new UsageError('in a browser a model is loaded from an http(s) address, a File or several, or a Blob');
     return source;
   },
   async openAgain({ path }) {

@@ -1,4 +1,7 @@
-/** What this runtime's WebAssembly offers: found by asking it whether it takes a module that needs the feature, and what it makes of it. */
+/**
+ * What this runtime's WebAssembly offers: found by asking it whether it takes a module that needs the feature, and what it makes
+ * of it.
+ */
 
 /** (module (func (result v128) i32.const 1 i8x16.splat)) */
 const simd = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 1, 253, 15, 11];
@@ -21,8 +24,13 @@ const SATURATED = 2 * 32767;
  * 127 WebAssembly leaves the result to the processor, and saturated sums show that it takes several instructions.
  */
 function hasDot(): boolean {
-  const { f } = new WebAssembly.Instance(new WebAssembly.Module(new Uint8Array(dot))).exports;
-  return (f as () => number)() !== SATURATED;
+  try {
+    const { f } = new WebAssembly.Instance(new WebAssembly.Module(new Uint8Array(dot))).exports;
+    return (f as () => number)() !== SATURATED;
+  } catch {
+    // A page's policy may forbid what `validate` takes; then nothing here is asked for.
+    return false;
+  }
 }
 
 /**

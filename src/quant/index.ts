@@ -5,10 +5,13 @@ import { bf16 } from './bf16.ts';
 import { f16 } from './f16.ts';
 import { f32 } from './f32.ts';
 import type { QuantFormat } from './format.ts';
+import { fp8_32 } from './fp8_32.ts';
+import { fp8_128 } from './fp8_128.ts';
 import { iq4_nl } from './iq4_nl.ts';
 import { iq4_xs } from './iq4_xs.ts';
 import { mxfp4 } from './mxfp4.ts';
 import { nvfp4 } from './nvfp4.ts';
+import { nvfp4_32 } from './nvfp4_32.ts';
 import { q2_k } from './q2_k.ts';
 import { q3_k } from './q3_k.ts';
 import { q4_0 } from './q4_0.ts';
@@ -25,7 +28,7 @@ export type { QuantFormat } from './format.ts';
 /** A format's name, as `QuantFormat.id` spells it. */
 export type FormatId = string;
 
-/** In the order of GGUF's type numbers. */
+/** In the order of GGUF's type numbers, then those that only safetensors have. */
 export const formats: readonly QuantFormat[] = [
   f32,
   f16,
@@ -44,6 +47,9 @@ export const formats: readonly QuantFormat[] = [
   bf16,
   mxfp4,
   nvfp4,
+  nvfp4_32,
+  fp8_32,
+  fp8_128,
 ];
 
 const byId = new Map(formats.map((format) => [format.id, format]));

@@ -60,7 +60,7 @@ describe('embed', () => {
       });
     });
 
-    test(`${row.name}: every bit pattern of a block means what GGML says`, async () => {
+    test(`${row.name}: every bit pattern of a block means what is recorded of it`, async () => {
       const file = format.endsWith('_K') ? `${format.slice(0, -2).toLowerCase()}_K` : format.toLowerCase();
       const tensors = readSafetensors(new URL(`../fixtures/quant/${file}.safetensors`, import.meta.url));
       const { bytes } = tensorOf(tensors, 'random_bytes', 'U8');

@@ -79,6 +79,7 @@ const asking: Readonly<Record<Demand, readonly Operation[]>> = {
   'scales of experts': withMoe({ router: { ...router, expertScale: true } }).slice(0, 1),
   'weights on the inputs of experts': withMoe({ router: { ...router, weighsInput: true } }),
   'experts that give a row as it is': withMoe({ zeroExperts: 2 }),
+  'scales of matrices of experts': withMoe({ scaled: true }),
 };
 
 const demands = Object.keys(asking) as Demand[];

@@ -1,4 +1,4 @@
-/** Every weight format of the table against GGML's own vectors, and the encoders against the decoders. */
+/** Every weight format of the table against recorded vectors, GGML's own for its formats, and the encoders against the decoders. */
 
 import assert from 'node:assert/strict';
 import { readdirSync, readFileSync } from 'node:fs';
@@ -11,7 +11,8 @@ import { f32Of, readSafetensors, tensorOf } from '../support/safetensors.ts';
 const folder = new URL('../fixtures/quant/', import.meta.url);
 
 interface VectorRow {
-  readonly id: number;
+  /** GGML's number; formats of safetensors alone have none. */
+  readonly id?: number;
   readonly name: string;
   readonly blockSize: number;
   readonly blockBytes: number;
@@ -19,7 +20,7 @@ interface VectorRow {
 
 const index = JSON.parse(readFileSync(new URL('index.json', folder), 'utf8')) as readonly VectorRow[];
 
-/** The formats that Conclave has promised; the rest of the vectors' types must be refused by name. */
+/** The formats that Conclave has promised: GGML's, and those of safetensors alone; the rest of the vectors' types must be refused by name. */
 const promised = [
   'F32',
   'F16',
@@ -38,11 +39,15 @@ const promised = [
   'IQ4_XS',
   'MXFP4',
   'NVFP4',
+  'NVFP4_32',
+  'FP8_32',
+  'FP8_128',
 ];
 
 function vectorsOf(format: QuantFormat) {
-  const row = index.find((candidate) => candidate.id === format.ggufType);
-  assert.ok(row, `index.json has no type ${format.ggufType}`);
+  const row = index.find(({ name }) => name.toUpperCase() === format.id);
+  assert.ok(row, `index.json has no type ${format.id}`);
+  assert.equal(row.id, format.ggufType, format.id);
   return { row, tensors: readSafetensors(new URL(`${row.name}.safetensors`, folder)) };
 }
 
@@ -130,11 +135,16 @@ for (const format of formats) {
   });
 }
 
-test('a scale that is NaN makes its whole group NaN, and only that', () => {
+test('a scale that is NaN makes its whole group NaN, a value only itself', () => {
   for (const [id, at, scale, from, to] of [
     ['MXFP4', 17, 255, 32, 64],
     ['NVFP4', 37, 0x7f, 80, 96],
     ['NVFP4', 37, 0xff, 80, 96],
+    ['NVFP4_32', 19, 0x7f, 48, 64],
+    ['NVFP4_32', 19, 0xff, 48, 64],
+    ['FP8_32', 41, 0x7f, 33, 34],
+    ['FP8_32', 41, 0xff, 33, 34],
+    ['FP8_128', 131, 0xff, 127, 128],
   ] as const) {
     const format = formatOf(id);
     const bytes = new Uint8Array(2 * format.blockBytes).fill(0x33);

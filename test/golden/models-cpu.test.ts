@@ -9,7 +9,7 @@ import { test } from 'node:test';
 
 import { load, type Model } from '../../src/index.ts';
 import { modelTest, SMOLLM2 } from '../support/models.ts';
-import { type PartingLimit, type ReferenceAnswer, referenceModels } from '../support/references.ts';
+import { folderModels, type PartingLimit, type ReferenceAnswer, referenceModels } from '../support/references.ts';
 
 interface Parting {
   readonly answer: ReferenceAnswer;
@@ -81,7 +81,7 @@ function faults(model: Model, rows: string, partings: readonly Parting[], limit:
   ];
 }
 
-for (const { file, answers, limit } of referenceModels) {
+for (const { file, answers, limit } of [...referenceModels, ...folderModels]) {
   modelTest(file, `${file}: the CPU backend parts from the reference only where the gap is small`, async (path) => {
     const model = await load(path, { device: 'cpu' });
     try {

@@ -7,13 +7,13 @@ import { test } from 'node:test';
 
 import { load } from '../../src/index.ts';
 import { BUNDLED, largeModel, modelTest } from '../support/models.ts';
-import { referenceModels } from '../support/references.ts';
+import { folderModels, referenceModels } from '../support/references.ts';
 
 test('the bundled model is part of the checkout', () => {
   assert.ok(largeModel(BUNDLED), `models/${BUNDLED} is missing`);
 });
 
-for (const { file, answers } of referenceModels) {
+for (const { file, answers } of [...referenceModels, ...folderModels]) {
   modelTest(file, `${file}: the reference backend gives every recorded token`, async (path) => {
     const model = await load(path, { device: 'reference' });
     try {

@@ -5,12 +5,13 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { CorruptFileError, Refusal, UsageError } from '../../src/errors.ts';
-import type { JsonObject, JsonValue } from '../../src/format/json.ts';
+import { UsageError } from '../../src/errors.ts';
+import type { JsonValue } from '../../src/format/json.ts';
 import type { ModelFile, TensorInfo } from '../../src/format/model-file.ts';
 import { openModelFile } from '../../src/format/open.ts';
 import { readModel } from '../../src/model/read-model.ts';
 import { familiesInFolders, familyFile } from '../support/families.ts';
+import { altered, type Changes, corrupt, refused } from '../support/folder.ts';
 import { nodeModelSource } from '../support/node-source.ts';
 
 async function opened(family: string, file = 'model.safetensors'): Promise<ModelFile> {
@@ -18,30 +19,6 @@ async function opened(family: string, file = 'model.safetensors'): Promise<Model
   await model.close();
   return model;
 }
-
-/** Undefined removes. */
-type Changes<T> = Readonly<Record<string, T | undefined>>;
-
-function changed<T>(entries: Iterable<readonly [string, T]>, changes: Changes<T>): [string, T][] {
-  return Object.entries({ ...Object.fromEntries(entries), ...changes }).filter(
-    (entry): entry is [string, T] => entry[1] !== undefined,
-  );
-}
-
-function altered(
-  file: ModelFile,
-  changes: { readonly config?: Changes<JsonValue>; readonly tensors?: Changes<TensorInfo> },
-): ModelFile {
-  const config: JsonObject = Object.fromEntries(
-    changed(Object.entries(file.folder?.config ?? {}), changes.config ?? {}),
-  );
-  const tensors = new Map(changed(file.tensors, changes.tensors ?? {}));
-  return { ...file, tensors, folder: { ...file.folder, name: 'a folder', config } };
-}
-
-const corrupt = (mention: RegExp) => (error: unknown) =>
-  error instanceof CorruptFileError && mention.test(error.message);
-const refused = (mention: RegExp) => (error: unknown) => error instanceof Refusal && mention.test(error.message);
 
 test('both containers of a family are one spec, but for what each stores in its own way', async () => {
   for (const family of familiesInFolders) {

@@ -101,6 +101,9 @@ interface World {
   check(placings: readonly Placing[]): Promise<void>;
 }
 
+/** Of a staging buffer that all experts go through at once. */
+const TOGETHER_BYTES = 2 ** 20;
+
 async function withCarrier(
   options: Pick<CarrierOptions, 'choice' | 'onFileFault' | 'stagingBytes'> & { readonly file?: FileFeed | undefined },
   use: (world: World) => Promise<void>,
@@ -120,6 +123,7 @@ async function withCarrier(
     weights,
     bufferOf: (name) => buffers.get(name)?.buffer as GPUBuffer,
     feeds: { memory: memory(), file },
+    stagingBytes: TOGETHER_BYTES,
     ...more,
   });
   const check = async (placings: readonly Placing[]) => {
@@ -170,7 +174,7 @@ for (const [title, choice] of [
 ] as const) {
   test(`from ${title}, in one load and in many, whole or by and by`, async () => {
     // Smaller than an expert: each is a load, and there are more of them than buffers.
-    for (const stagingBytes of [undefined, 1]) {
+    for (const stagingBytes of [TOGETHER_BYTES, undefined, 1]) {
       const source = await openFile('model.bin');
       const file = await feedOf(source);
       await withCarrier({ file, choice, stagingBytes }, async ({ carrier, check }) => {

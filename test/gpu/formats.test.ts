@@ -12,16 +12,14 @@ import { f32Of, readSafetensors, tensorOf } from '../support/safetensors.ts';
 
 const folder = new URL('../fixtures/quant/', import.meta.url);
 const index = JSON.parse(readFileSync(new URL('index.json', folder), 'utf8')) as readonly {
-  readonly id: number;
   readonly name: string;
 }[];
 
 after(closeGpuTestDevice);
 
 function vectorsOf(id: string) {
-  const { ggufType } = formatOf(id);
-  const name = index.find((row) => row.id === ggufType)?.name;
-  assert.ok(name, `index.json has no type ${ggufType}`);
+  const name = index.find((row) => row.name.toUpperCase() === id)?.name;
+  assert.ok(name, `index.json has no type ${id}`);
   return readSafetensors(new URL(`${name}.safetensors`, folder));
 }
 
@@ -123,6 +121,7 @@ test('every scale of MXFP4 and of NVFP4 means what the formats say', async () =>
   for (const [id, scales] of [
     ['MXFP4', 1],
     ['NVFP4', 4],
+    ['NVFP4_32', 2],
   ] as const) {
     const { blockBytes, blockLength } = formatOf(id);
     const blocks = 256 / scales;

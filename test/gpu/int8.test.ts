@@ -181,12 +181,14 @@ function weightBytes(id: string, count: number): Uint8Array<ArrayBuffer> {
     Q6_K: [208],
     MXFP4: [],
     NVFP4: [],
+    NVFP4_32: [],
   };
   const bytes = Uint8Array.from(noise(count * blockBytes, 5), (x) => ((x + 1) * 128) & 255);
   for (let at = 0; at < bytes.length; at += blockBytes) {
     for (const half of halves[id] ?? [0]) bytes[at + half + 1] = ((bytes[at + half + 1] as number) & 0x83) | 0x28;
     if (id === 'MXFP4') bytes[at] = 120 + (at % 9);
-    if (id === 'NVFP4') for (let i = 0; i < 4; i++) bytes[at + i] = (bytes[at + i] as number) & 0x5f;
+    const scales = id === 'NVFP4' ? 4 : id === 'NVFP4_32' ? 2 : 0;
+    for (let i = 0; i < scales; i++) bytes[at + i] = (bytes[at + i] as number) & 0x5f;
   }
   return bytes;
 }
@@ -194,7 +196,8 @@ function weightBytes(id: string, count: number): Uint8Array<ArrayBuffer> {
 test('products with every format’s codes are those of the reference’s values with what the bytes mean', async () => {
   for (const { id, codes: has } of gpuFormats) {
     const { blockLength, decode } = formatOf(id);
-    assert.equal(has === undefined, blockLength === 1, id);
+    // FP8's values are no integers.
+    assert.equal(has === undefined, blockLength === 1 || id.startsWith('FP8'), id);
     if (has === undefined) continue;
     const columns = 3 * Math.max(64, blockLength);
     const bytes = weightBytes(id, (4 * columns) / blockLength);

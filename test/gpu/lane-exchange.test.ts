@@ -142,8 +142,9 @@ describe('products that exchange', () => {
   });
 
   // A narrow one has no whole number of neighbours, and fewer groups than the experts.
-  for (const shared of [undefined, 256, 96]) {
-    test(`experts, ${shared === undefined ? 'alone' : `and one of ${shared} that all rows take`}`, async () => {
+  for (const [shared, biases] of [[undefined], [256], [96], [256, true]] as const) {
+    const beside = shared === undefined ? 'alone' : `and one of ${shared} that all rows take`;
+    test(`experts, ${beside}${biases ? ', with biases' : ''}`, async () => {
       const [experts, inner, hidden] = [6, 256, 2048];
       const weights = [
         deviceWeight('m.router', 'F32', [experts, hidden]),
@@ -157,14 +158,22 @@ describe('products that exchange', () => {
               deviceWeight('m.shared.down', 'MXFP4', [hidden, shared]),
             ]),
       ];
-      const moe = spec(experts, 2, inner, shared === undefined ? {} : { shared: { inner: shared, gated: true } });
+      const moe = spec(experts, 2, inner, {
+        ...(shared === undefined ? {} : { shared: { inner: shared, gated: true } }),
+        ...(biases ? { biases } : {}),
+      });
+      const vectors = {
+        'm.gate.bias': vector(experts * inner, 2),
+        'm.up.bias': vector(experts * inner, 3),
+        'm.down.bias': vector(experts * hidden, 4),
+      };
       await check({
         row: 'moe-step-int8',
         operation: { ...base, kind: 'moe', prefix: 'm', moe, norm, add: 'add' },
         columns: hidden,
         width: hidden,
         weights,
-        held: { norm: vector(hidden, 1) },
+        held: { norm: vector(hidden, 1), ...(biases ? vectors : {}) },
       });
     });
   }

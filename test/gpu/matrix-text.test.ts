@@ -11,6 +11,7 @@ import { gpuFormats } from '../../src/backend/gpu/formats/index.ts';
 import { matrixRows } from '../../src/backend/gpu/kernels/matrix.ts';
 import { moeMatrixRows } from '../../src/backend/gpu/kernels/moe-prompt-matrix.ts';
 import type { Operation } from '../../src/model/graph.ts';
+import type { MoeSpec } from '../../src/model/spec.ts';
 import type { Weight } from '../../src/model/weights.ts';
 import type { FormatId } from '../../src/quant/index.ts';
 import { spec } from '../conformance/support/moe-cases.ts';
@@ -40,8 +41,11 @@ async function check(operation: Operation, format: FormatId): Promise<void> {
     ...['a', 'b'].map((name) => weight(name, [512, 512])),
     ...['gate', 'up', 'down'].flatMap((part) => [stack(part), one(part)]),
     weight('m.router', [16, 512], 'F32'),
+    ...['gateScale', 'outputScale'].map((name) => weight(`m.${name}`, [16], 'F32')),
     weight('m.shared.router', [1, 512], 'F32'),
     ...['bias', 'norm'].map((name) => weight(name, [512], 'F32')),
+    ...['gate', 'up', 'down'].map((part) => weight(`m.${part}.bias`, [16 * 512], 'F32')),
+    weight('m.router.bias', [16], 'F32'),
   ];
   const { spec: model, graph } = tinyGraph({
     rows: 1,
@@ -79,14 +83,25 @@ const base = { layer: 0, input: 'x', output: 'y' } as const;
 const norm = { weight: 'norm', epsilon: 1e-6 };
 const parts = [{ weight: 'a', bias: 'bias' }, { weight: 'b' }];
 const moe = spec(16, 2, 512, { shared: { inner: 512, gated: true } });
+/** With all that may be done to products. */
+const adjusted: MoeSpec = {
+  ...moe,
+  biases: true,
+  activation: { kind: 'clampedSwiglu', alpha: 1.702, limit: 7 },
+  router: { gating: 'sigmoid', selectionBias: false, normalise: false, scale: 1, bias: true, weighsInput: true },
+};
 
 describe('texts for subgroup matrices', () => {
-  for (const { id } of gpuFormats.filter(({ id }) => id !== 'F32' && id !== 'BF16')) {
+  for (const { id } of gpuFormats.filter(({ id }) => !/^(F32|BF16|FP8)/.test(id))) {
     test(id, async () => {
       await check({ ...base, kind: 'linear', weight: 'a', bias: 'bias' }, id);
       await check({ ...base, kind: 'project', parts, norm, add: 'add' }, id);
       await check({ ...base, kind: 'gated', gate: 'a', up: 'b', activation: 'silu', norm }, id);
       await check({ ...base, kind: 'moe', prefix: 'm', moe }, id);
+      if (id.startsWith('NVFP4')) await check({ ...base, kind: 'moe', prefix: 'm', moe: { ...moe, scaled: true } }, id);
+      if (id !== 'MXFP4') return;
+      await check({ ...base, kind: 'moe', prefix: 'm', moe: adjusted }, id);
+      await check({ ...base, kind: 'gated', gate: 'a', up: 'b', activation: 'geluTanh', norm }, id);
     });
   }
 });

@@ -13,7 +13,9 @@ import type { MatrixTile } from '../../src/backend/gpu/kernels/matrix-tiles.ts';
 import { bankOf, type MoeLayer, type RoutedLayer } from '../../src/backend/gpu/kernels/moe-layer.ts';
 import { emitMatrixExperts } from '../../src/backend/gpu/kernels/moe-prompt-matrix.ts';
 import { emitSort } from '../../src/backend/gpu/kernels/moe-sort.ts';
+import { glu } from '../../src/backend/reference/operations.ts';
 import type { MoeOperation } from '../../src/model/graph.ts';
+import type { MoeSpec } from '../../src/model/spec.ts';
 import type { FormatId } from '../../src/quant/index.ts';
 import { gaussians, nastyRows, random } from '../conformance/support/blocks.ts';
 import { near, sameBits } from '../conformance/support/compare.ts';
@@ -247,60 +249,89 @@ test('sorted pairs: every pair once, whole tiles, experts in order', async () =>
   assert.equal(seen.size, place);
 });
 
-test('experts, with a shared one, of widths that fit nothing', async () => {
-  const [hidden, rows] = [96, 61];
-  const moe = spec(5, 2, 67, { shared: { inner: 40, gated: true } });
-  const format = 'F16';
-  const shapes: Readonly<Record<string, readonly number[]>> = {
-    'm.gate': [5, 67, hidden],
-    'm.up': [5, 67, hidden],
-    'm.down': [5, hidden, 67],
-    'm.shared.gate': [40, hidden],
-    'm.shared.up': [40, hidden],
-    'm.shared.down': [hidden, 40],
-  };
-  const weights = Object.entries(shapes).map(([name, shape]) => deviceWeight(name, format, shape));
-  const values = (name: string) => weights.find(({ weight }) => weight.name === name)?.values as Float32Array;
-  const builder = builderOf(64, weights, { x: hidden, y: hidden });
-  emitMatrixExperts(layerOf(builder, moe, hidden), {
-    experts: [{ in: low, out: low }],
-    dense: [low],
-    sortThreads: 128,
-  });
-  const x = gaussians(rows * hidden, random(2)) as Float32Array<ArrayBuffer>;
-  const route = routesOf(rows, moe, 4);
-  const run = (first: number, count: number) =>
-    runProgram(builder, 'prompt', {
-      rows: count,
-      held: { ...heldOf(weights), x: x.slice(first * hidden), route: route.slice(first * 5) },
-      output: 'y',
-      rewrite: (code) => (code.includes('subgroup_matrix') ? emulatedMatrix(code) : code),
+/** Experts as they are, and with all that may be done to their products. */
+const expertKinds: Readonly<Record<string, Partial<MoeSpec>>> = {
+  'of widths that fit nothing': {},
+  'with biases and a clamped activation': {
+    biases: true,
+    activation: { kind: 'clampedSwiglu', alpha: 1.702, limit: 2 },
+  },
+  'with weights on their inputs, biases and GELU': {
+    biases: true,
+    activation: 'geluTanh',
+    router: { gating: 'sigmoid', selectionBias: false, normalise: false, scale: 1, weighsInput: true },
+  },
+};
+
+for (const [kind, more] of Object.entries(expertKinds))
+  test(`experts, with a shared one, ${kind}`, async () => {
+    const [hidden, rows] = [96, 61];
+    const moe = spec(5, 2, 67, { shared: { inner: 40, gated: true }, ...more });
+    const weighsInput = moe.router.weighsInput === true;
+    const format = 'F16';
+    const shapes: Readonly<Record<string, readonly number[]>> = {
+      'm.gate': [5, 67, hidden],
+      'm.up': [5, 67, hidden],
+      'm.down': [5, hidden, 67],
+      'm.shared.gate': [40, hidden],
+      'm.shared.up': [40, hidden],
+      'm.shared.down': [hidden, 40],
+    };
+    const weights = Object.entries(shapes).map(([name, shape]) => deviceWeight(name, format, shape));
+    const biases: Readonly<Record<string, Float32Array<ArrayBuffer>>> =
+      moe.biases === undefined
+        ? {}
+        : {
+            'm.gate.bias': gaussians(5 * 67, random(11)) as Float32Array<ArrayBuffer>,
+            'm.up.bias': gaussians(5 * 67, random(12)) as Float32Array<ArrayBuffer>,
+            'm.down.bias': gaussians(5 * hidden, random(13)) as Float32Array<ArrayBuffer>,
+          };
+    const values = (name: string) => weights.find(({ weight }) => weight.name === name)?.values as Float32Array;
+    const builder = builderOf(64, weights, { x: hidden, y: hidden });
+    emitMatrixExperts(layerOf(builder, moe, hidden), {
+      experts: [{ in: low, out: low }],
+      dense: [low],
+      sortThreads: 128,
     });
-  const found = await run(0, rows);
-  const factors = new Float32Array(route.buffer);
-  const expert = (t: number, part: string, id: number, inner: number): number[] => {
-    const gated = Float64Array.from({ length: inner }, (_, i) => {
-      const gate = dot(values(`m.${part}gate`), (id * inner + i) * hidden, x, t * hidden, hidden);
-      const up = dot(values(`m.${part}up`), (id * inner + i) * hidden, x, t * hidden, hidden);
-      return (gate / (1 + Math.exp(-gate))) * up;
-    });
-    return Array.from({ length: hidden }, (_, j) =>
-      dot(values(`m.${part}down`), (id * hidden + j) * inner, gated, 0, inner),
-    );
-  };
-  for (let t = 0; t < rows; t++) {
-    const sum = new Float32Array(hidden);
-    for (const rank of [0, 1]) {
-      const factor = factors[t * 5 + 2 + rank] as number;
-      expert(t, '', route[t * 5 + rank] as number, 67).forEach((value, j) => {
-        sum[j] = (sum[j] as number) + factor * value;
+    const x = gaussians(rows * hidden, random(2)) as Float32Array<ArrayBuffer>;
+    const route = routesOf(rows, moe, 4);
+    const run = (first: number, count: number) =>
+      runProgram(builder, 'prompt', {
+        rows: count,
+        held: { ...heldOf(weights), ...biases, x: x.slice(first * hidden), route: route.slice(first * 5) },
+        output: 'y',
+        rewrite: (code) => (code.includes('subgroup_matrix') ? emulatedMatrix(code) : code),
       });
+    const found = await run(0, rows);
+    const factors = new Float32Array(route.buffer);
+    const expert = (t: number, part: string, id: number, inner: number, weight = 1): number[] => {
+      const biasOf = (name: string, at: number) => biases[`m.${part}${name}.bias`]?.[at] ?? 0;
+      const product = (name: string) =>
+        Float32Array.from({ length: inner }, (_, i) => {
+          const at = id * inner + i;
+          return weight * dot(values(`m.${part}${name}`), at * hidden, x, t * hidden, hidden) + biasOf(name, at);
+        });
+      const gated = glu(product('gate'), product('up'), moe.activation);
+      return Array.from({ length: hidden }, (_, j) => {
+        const at = id * hidden + j;
+        return dot(values(`m.${part}down`), at * inner, gated, 0, inner) + biasOf('down', at);
+      });
+    };
+    for (let t = 0; t < rows; t++) {
+      const sum = new Float32Array(hidden);
+      for (const rank of [0, 1]) {
+        const factor = factors[t * 5 + 2 + rank] as number;
+        const id = route[t * 5 + rank] as number;
+        const made = weighsInput ? expert(t, '', id, 67, factor) : expert(t, '', id, 67).map((value) => factor * value);
+        made.forEach((value, j) => {
+          sum[j] = (sum[j] as number) + value;
+        });
+      }
+      expert(t, 'shared.', 0, 40).forEach((value, j) => {
+        sum[j] = (sum[j] as number) + (factors[t * 5 + 4] as number) * value;
+      });
+      near(found.slice(t * hidden, (t + 1) * hidden), sum, matrixTolerance.relativeRms, `row ${t}`);
     }
-    expert(t, 'shared.', 0, 40).forEach((value, j) => {
-      sum[j] = (sum[j] as number) + (factors[t * 5 + 4] as number) * value;
-    });
-    near(found.slice(t * hidden, (t + 1) * hidden), sum, matrixTolerance.relativeRms, `row ${t}`);
-  }
-  const some = await run(20, 7);
-  sameBits(some.subarray(0, 7 * hidden), found.subarray(20 * hidden, 27 * hidden), 'rows 20 … 26');
-});
+    const some = await run(20, 7);
+    sameBits(some.subarray(0, 7 * hidden), found.subarray(20 * hidden, 27 * hidden), 'rows 20 … 26');
+  });

@@ -37,6 +37,7 @@ const layers = [
   'softmax, not normalised, gated shared expert',
   'sigmoid, bias, scale, plain shared expert in another format',
   'NVFP4 routed with a BF16 shared expert, one of 64',
+  'NVFP4 in blocks of 32 with a scale for each whole matrix, and a shared expert without',
   'groups by their two best',
   'one expert',
   'experts that no row picks',

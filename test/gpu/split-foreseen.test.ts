@@ -30,8 +30,6 @@ class Listener extends PickCounter {
   readonly ids = new Map<number, readonly number[]>();
   readonly foresight = new Map<number, Accuracy>();
   readonly pins = new Map<number, number>();
-  uploads = 0;
-
   override began(): void {
     this.ids.clear();
     this.foresight.clear();
@@ -49,10 +47,6 @@ class Listener extends PickCounter {
   override pinned(layer: number, experts: number): void {
     assert.ok(!this.pins.has(layer), 'pins are told once');
     this.pins.set(layer, experts);
-  }
-
-  override brought(): void {
-    this.uploads++;
   }
 }
 

@@ -3,6 +3,7 @@
 import { PassThrough } from 'node:stream';
 import type { Context, Library } from '../../src/cli/context.ts';
 import type {
+  DeviceMemory,
   ExpertStatistics,
   GenerateOptions,
   LoadOptions,
@@ -12,6 +13,7 @@ import type {
   Prompt,
   RoutedRows,
   Session,
+  SpeculationStatistics,
 } from '../../src/engine/types.ts';
 import type { SourceInput } from '../../src/format/source.ts';
 import type { Plan } from '../../src/plan/plan.ts';
@@ -58,14 +60,18 @@ export interface Told {
   readonly profile?: Profile;
   /** What its experts did. */
   readonly experts?: ExpertStatistics;
+  /** What it took of a GPU's memory. */
+  readonly memory?: DeviceMemory;
   /** Ids that each of its answers hands on, of two layers of four experts, one used. */
   readonly routing?: readonly number[];
+  /** What its drafts came to. */
+  readonly speculation?: SpeculationStatistics;
 }
 
 /** A model whose answer to a prompt is what `answer` yields; it keeps what it was asked. */
 export function fakeLibrary(
   answer: (prompt: Prompt, options: GenerateOptions) => AsyncIterable<string> | Iterable<string>,
-  { profile, experts, routing }: Told = {},
+  { profile, experts, routing, memory, speculation }: Told = {},
 ) {
   const asked: Asked[] = [];
   const library: Library = {
@@ -80,7 +86,7 @@ export function fakeLibrary(
       load.onProgress?.({ bytesDone: 100, bytesTotal: 100 });
       const model: Partial<Model> = {
         info: { name: 'fake', architecture: 'fake', parameters: 1, context: 64, vocabulary: 100 },
-        plan: { ...plan, explain: () => '' },
+        plan: { ...plan, ...(speculation === undefined ? {} : { speculation }), explain: () => '' },
         session: () => {
           record.sessions++;
           return {
@@ -99,6 +105,13 @@ export function fakeLibrary(
         async expertStats({ reset = false } = {}) {
           record.stats.push(reset);
           return experts;
+        },
+        async deviceMemory() {
+          return memory;
+        },
+        async speculationStats({ reset = false } = {}) {
+          record.stats.push(reset);
+          return speculation;
         },
         async recordRouting(to) {
           onRows = to;

@@ -47,3 +47,17 @@ export function familyFile(family: string, file: string): string {
 export function slackOf(family: string): number {
   return family === 'gemma4-moe' ? 8 : 1;
 }
+
+/** Tiny models in quantised safetensors layouts, as those of the families in all else. */
+export const checkpoints = [
+  'qwen3moe-fp8-block',
+  'qwen3moe-fp8-channel',
+  'qwen3moe-mxfp4',
+  'qwen3moe-nvfp4-modelopt',
+  'qwen2moe-nvfp4-mixed',
+] as const;
+
+/** @param file `model.safetensors` or `expected.safetensors` */
+export function checkpointFile(checkpoint: string, file: string): string {
+  return fileURLToPath(new URL(`../fixtures/checkpoints/${checkpoint}/${file}`, import.meta.url));
+}

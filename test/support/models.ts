@@ -17,6 +17,8 @@ export const BUNDLED = 'lexicon-glm4moe-Q4_K_M.gguf';
 export const TWIN = 'lexicon-qwen3moe-Q4_K_M.gguf';
 /** The bundled model as it was trained: a folder of BF16 safetensors. */
 export const SAFETENSORS = 'lexicon-glm4moe';
+/** The same with its routed experts in NVFP4, gate and up each with a scale of its own. */
+export const SAFETENSORS_NVFP4 = 'lexicon-glm4moe-NVFP4';
 /** A public dense model, which `npm run models` brings. */
 export const SMOLLM2 = 'SmolLM2-135M-Instruct.Q4_1.gguf';
 

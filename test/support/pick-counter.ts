@@ -2,13 +2,15 @@
 
 import type { Executable } from '../../src/backend/backend.ts';
 import type { Accuracy } from '../../src/experts/predict.ts';
-import type { ExpertWatcher } from '../../src/experts/watch.ts';
+import type { Brought, ExpertWatcher } from '../../src/experts/watch.ts';
 
 export class PickCounter implements ExpertWatcher {
   /** Picks whose expert lay in a slot, was computed elsewhere, or was brought to the device for a run. */
   hits = 0;
   misses = 0;
   passed = 0;
+  /** Experts brought to slots. */
+  uploads = 0;
   /** Layers of runs. */
   stops = 0;
 
@@ -30,7 +32,9 @@ export class PickCounter implements ExpertWatcher {
   }
 
   waited(): void {}
-  brought(): void {}
+  brought(_layer: number, { experts, to }: Brought): void {
+    if (to === 'slots') this.uploads += experts;
+  }
   foreseen(_layer: number, _accuracy: Accuracy): void {}
   pinned(_layer: number, _experts: number): void {}
   ended(): void {}

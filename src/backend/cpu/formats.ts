@@ -55,18 +55,20 @@ const block =
 const int8 = block('int8');
 const digits = block('digits');
 const words = block('words');
-const float = (id: FormatId, number: number, unit: 2 | 4): CpuFormat => ({
+const float = (id: FormatId, number: number, ...segments: Segments): CpuFormat => ({
   id,
   kind: 'float',
   activations: 'f32',
   number,
-  segments: [[unit, unit]],
+  segments,
 });
 
 export const cpuFormats: readonly CpuFormat[] = [
-  float('F32', 0, 4),
-  float('F16', 1, 2),
-  float('BF16', 2, 2),
+  float('F32', 0, [4, 4]),
+  float('F16', 1, [2, 2]),
+  float('BF16', 2, [2, 2]),
+  float('FP8_32', 3, [4, 4], [32, 4]),
+  float('FP8_128', 4, [4, 4], [128, 4]),
   digits('Q4_0', 0, [2, 2], [16, 4]),
   digits('Q4_1', 1, [2, 2], [2, 2], [16, 4]),
   digits('Q5_0', 2, [2, 2], [20, 4]),
@@ -81,6 +83,7 @@ export const cpuFormats: readonly CpuFormat[] = [
   words('IQ4_XS', 11, [2, 2], [2, 2], [132, 4]),
   int8('MXFP4', 12, [1, 1], [16, 4]),
   int8('NVFP4', 13, [36, 4]),
+  int8('NVFP4_32', 14, [2, 2], [16, 4]),
 ];
 
 const byId = new Map(cpuFormats.map((format) => [format.id, format]));

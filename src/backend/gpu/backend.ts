@@ -5,9 +5,18 @@ import type { ExpertWatcher } from '../../experts/watch.ts';
 import { type Operation, ownOperations } from '../../model/graph.ts';
 import { platform } from '../../platform/index.ts';
 import type { Platform } from '../../platform/platform.ts';
-import type { Backend, DeviceBandwidth, Executable, MtpRunner, PrepareRequest, RunProfile, Step } from '../backend.ts';
+import type {
+  Backend,
+  DeviceBandwidth,
+  DeviceMemoryUse,
+  Executable,
+  MtpRunner,
+  PrepareRequest,
+  RunProfile,
+  Step,
+} from '../backend.ts';
 import { checkStep, incomingRows } from '../check-step.ts';
-import { measureGpuBandwidth } from './bandwidth.ts';
+import { BESIDE_REGION_BYTES, measureGpuBandwidth } from './bandwidth.ts';
 import type { Binding, RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
 import { DeviceBuffers, type SamplingBuffers } from './device-buffers.ts';
@@ -18,7 +27,7 @@ import { type GpuProgram, layOutGpu } from './layout.ts';
 import { gpuMtpRunner, type ReadPart } from './mtp-run.ts';
 import { planeMaker } from './plane-pool.ts';
 import { type DispatchTime, profileRun } from './profile.ts';
-import { readBuffer } from './readback.ts';
+import { readBuffer, resultBytes } from './readback.ts';
 import { Recorder } from './recorder.ts';
 import type { GpuRow } from './row.ts';
 import { gpuRows } from './rows.ts';
@@ -286,8 +295,14 @@ export class GpuExecutable implements Executable {
     });
   }
 
+  get memory(): DeviceMemoryUse {
+    const { bytes, peakBytes } = this.#gpu.memory;
+    return { device: 'gpu', bytes, peakBytes };
+  }
+
   bandwidth(): Promise<DeviceBandwidth | undefined> {
-    return measureGpuBandwidth(this.#gpu);
+    const { memoryBytes = Number.POSITIVE_INFINITY } = this.#request.plan;
+    return measureGpuBandwidth(this.#gpu, memoryBytes - this.#gpu.memory.bytes - BESIDE_REGION_BYTES);
   }
 
   /** A named value of the last run, where no later one has taken its place. */
@@ -305,7 +320,7 @@ export class GpuExecutable implements Executable {
       this.#readback?.destroy();
       this.#readback = device.createBuffer({
         label: 'readback',
-        size: Math.max(bytes, 4096),
+        size: resultBytes(count),
         usage: MAP_READ | COPY_DST,
       });
     }

@@ -17,6 +17,8 @@ const TURN_BYTES = VEC4_BYTES * THREADS * WORKGROUPS * UNROLLED;
 const LEAST_BYTES = 2 * TURN_BYTES;
 /** Twenty times the last cache of today's largest devices. */
 const MOST_BYTES = 2 ** 30;
+/** What is measured with, beside the region, at the most. */
+export const BESIDE_REGION_BYTES = 2 ** 12;
 /** A pass that takes this long is not helped by caches, nor hurt by what starting it costs. */
 const ENOUGH_NS = 2e6;
 
@@ -45,9 +47,12 @@ const ALL = ${THREADS * WORKGROUPS}u;
  * @param mostBytes of the region
  * @returns undefined where not even the least region can be had, or no time was measured
  */
-export async function measureGpuBandwidth(gpu: Gpu, mostBytes = MOST_BYTES): Promise<DeviceBandwidth | undefined> {
+export async function measureGpuBandwidth(
+  gpu: Gpu,
+  mostBytes = Number.POSITIVE_INFINITY,
+): Promise<DeviceBandwidth | undefined> {
   const { maxBufferSize, maxStorageBufferBindingSize } = gpu.device.limits;
-  const limit = Math.min(mostBytes, maxBufferSize, maxStorageBufferBindingSize);
+  const limit = Math.min(mostBytes, MOST_BYTES, maxBufferSize, maxStorageBufferBindingSize);
   let found: DeviceBandwidth | undefined;
   for (let bytes = LEAST_BYTES; bytes <= limit; bytes *= 4) {
     let ns: number;

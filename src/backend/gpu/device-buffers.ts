@@ -19,6 +19,11 @@ export interface SamplingBuffers {
   readonly drawn: GPUBuffer;
 }
 
+/** Bytes of a buffer that is to hold so many. */
+export function bufferBytes(size: number): number {
+  return Math.ceil(size / 16) * 16;
+}
+
 interface CacheBuffers {
   readonly keys: GPUBuffer;
   readonly values: GPUBuffer;
@@ -72,7 +77,7 @@ export class DeviceBuffers {
   static async make(gpu: Gpu, request: PrepareRequest, program: GpuProgram): Promise<DeviceBuffers> {
     const { device } = gpu;
     const buffer = (label: string, size: number) =>
-      device.createBuffer({ label, size: Math.ceil(size / 16) * 16, usage: STORAGE | COPY_DST | COPY_SRC });
+      device.createBuffer({ label, size: bufferBytes(size), usage: STORAGE | COPY_DST | COPY_SRC });
     const ropes = await ropeBuffers(request, program, buffer, device);
     return gpu.guarded(
       () =>

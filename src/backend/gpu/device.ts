@@ -2,6 +2,7 @@
 
 import { DeviceLostError, OutOfMemoryError, Refusal } from '../../errors.ts';
 import type { GpuChoice, Platform } from '../../platform/platform.ts';
+import { DeviceMemory } from './device-memory.ts';
 
 /** What a plan may know of an adapter; plain data. */
 export interface AdapterFacts {
@@ -119,6 +120,7 @@ export async function findAdapter(platform: Pick<Platform, 'gpu'>, choice?: GpuC
 /** A device and what has become of it. */
 export class Gpu {
   readonly device: GPUDevice;
+  readonly memory: DeviceMemory;
   /** Computed by the processor. */
   readonly software: boolean;
   #failure: Error | undefined;
@@ -126,6 +128,7 @@ export class Gpu {
 
   private constructor(device: GPUDevice, software: boolean) {
     this.device = device;
+    this.memory = new DeviceMemory(device);
     this.software = software;
     void device.lost.then(({ message, reason }) => {
       if (this.#closed) return;

@@ -10,7 +10,7 @@ import type { ExpertFeed, ExpertMatrix } from './expert-feed.ts';
 import { CheaperFeed, type FeedChoice, type FeedName } from './feed-choice.ts';
 import { gpuFormat } from './formats/index.ts';
 import { planeWords } from './formats.ts';
-import { Repacker, type RepackJob, type RepackKind } from './repack.ts';
+import { bytesIn, REPACK_ENTRIES_BYTES, Repacker, type RepackJob, type RepackKind } from './repack.ts';
 import type { Carrier, Carrying, Placing } from './residency.ts';
 import { EXPERT_PARTS, type Slab, slabWeight } from './slab.ts';
 import { Staging } from './staging.ts';
@@ -18,7 +18,7 @@ import { Staging } from './staging.ts';
 const COPY_DST = 0x8;
 const STORAGE = 0x80;
 
-/** Bytes of a staging buffer: fewer and larger submissions cost the host less, smaller ones begin sooner. */
+/** Bytes of a staging buffer at the most: fewer and larger submissions cost the host less, smaller ones begin sooner. */
 const STAGING_BYTES = 16 * 2 ** 20;
 /** Staging buffers: some are filled while the others are on their way. */
 const STAGINGS = 4;
@@ -75,7 +75,7 @@ export interface CarrierOptions {
   readonly feeds: { readonly memory: ExpertFeed; readonly file?: ExpertFeed | undefined };
   /** Absent: whichever costs less. */
   readonly choice?: FeedChoice;
-  /** Of a staging buffer, at the least as many as an expert takes; absent: what suits most devices. */
+  /** Of a staging buffer, at the least as many as an expert takes; absent: {@link stagingBytesFor}. */
   readonly stagingBytes?: number;
   /** The file failed, and memory serves from now on; told once. */
   readonly onFileFault?: ((error: SourceError) => void) | undefined;
@@ -115,7 +115,7 @@ export class ExpertCarrier implements Carrier {
 
   /** @throws OutOfMemoryError `out_of_memory`; then the feeds stay the caller's to close */
   static async make(options: CarrierOptions): Promise<ExpertCarrier> {
-    const { gpu, slabs, weights, bufferOf, feeds, stagingBytes = STAGING_BYTES } = options;
+    const { gpu, slabs, weights, bufferOf, feeds, stagingBytes = stagingBytesFor(slabs, weights) } = options;
     const kinds = slabs.flatMap(({ layers }, index) =>
       EXPERT_PARTS.map((part) => {
         const { format, shape, name } = slabWeight(slabs, index, part, weights);
@@ -351,9 +351,26 @@ export class ExpertCarrier implements Carrier {
   }
 }
 
-/** Bytes that experts on their way take, on the device and where it reads from. @param largest bytes of the largest expert */
-export function carrierBytes(largest: number): number {
-  return (STAGINGS + 1) * Math.max(STAGING_BYTES, largest);
+/** Bytes of a staging buffer for experts of these slabs: those that are filled at once hold as many as pass through at once. */
+function stagingBytesFor(slabs: readonly Slab[], weights: Weights): number {
+  const largest = Math.max(...slabs.map((_, index) => largestStaged(slabs, index, weights)));
+  const together = Math.max(...slabs.map(({ passing }) => passing));
+  return aligned(Math.max(largest, Math.min(STAGING_BYTES, Math.ceil((together * largest) / FILLED_AT_ONCE))));
+}
+
+/** Bytes that an expert of a slab takes in a staging buffer, whichever way it comes. */
+function largestStaged(slabs: readonly Slab[], index: number, weights: Weights): number {
+  return EXPERT_PARTS.reduce((sum, part) => {
+    const { format, shape } = slabWeight(slabs, index, part, weights);
+    const matrix = { format, columns: shape.at(-1) as number, rows: shape.at(-2) as number };
+    return sum + aligned(Math.max(...(['groups', 'rows'] as const).map((layout) => bytesIn(layout, matrix))));
+  }, 0);
+}
+
+/** Bytes that experts of slabs on their way take, on the device and where it reads from. */
+export function carrierBytes(slabs: readonly Slab[], weights: Weights): number {
+  // A repacker for each of two feeds.
+  return (STAGINGS + 1) * stagingBytesFor(slabs, weights) + 2 * REPACK_ENTRIES_BYTES;
 }
 
 function aligned(bytes: number): number {

@@ -47,6 +47,11 @@ export const ownThread: PlaneMaker = {
   async close() {},
 };
 
+/** Pieces that are on their way at once while weights of so many bytes are stored, at the most. */
+export function mostPiecesAtOnce(bytes: number): number {
+  return bytes < LEAST_BYTES ? PIECES_ALONE : MOST_WORKERS + PIECES_BETWEEN;
+}
+
 /** Who makes the planes of a model. Leaves two cores to reading and to copying. */
 export function planeMaker(
   place: Pick<Platform, 'spawnWorker' | 'threads'>,

@@ -14,6 +14,11 @@ const SIZES = 10;
 /** Rounds of a millisecond when a large device runs at its full clocks. */
 const COUNTS_A_MS = 200_000;
 
+/** Of a count and of what it is made in. */
+const BEAT_BYTES = 16;
+/** Bytes on the device. */
+export const PULSE_BYTES = SIZES * BEAT_BYTES;
+
 interface Beat {
   readonly count: number;
   readonly group: GPUBindGroup;
@@ -60,7 +65,7 @@ fn main() {
     });
     const counts = Array.from({ length: SIZES }, (_, size) => LEAST_COUNT << size);
     const buffers = counts.map((count) => {
-      const buffer = device.createBuffer({ label: 'pulse', size: 16, usage: STORAGE | COPY_DST });
+      const buffer = device.createBuffer({ label: 'pulse', size: BEAT_BYTES, usage: STORAGE | COPY_DST });
       device.queue.writeBuffer(buffer, 0, Uint32Array.of(1, count));
       return buffer;
     });

@@ -5,6 +5,14 @@ import type { Gpu } from './device.ts';
 
 const MAP_READ = 0x1;
 
+/** Bytes of a buffer for results, at the least. */
+const LEAST_RESULT_BYTES = 4096;
+
+/** Bytes of a buffer that is to hold so many f32. */
+export function resultBytes(count: number): number {
+  return Math.max(4 * count, LEAST_RESULT_BYTES);
+}
+
 /** A read that waits for the device. */
 export interface Read {
   /** Settles as soon as the buffer is free again, whether it was read or not. */

@@ -22,6 +22,8 @@ const BATCH_BYTES = BATCH * ENTRY_WORDS * 4;
 const ALIGN_BYTES = 256;
 /** Of entries that are written before the first ones are written over. */
 const RING_BYTES = 2 ** 18;
+/** Of the buffer of entries. */
+export const REPACK_ENTRIES_BYTES = RING_BYTES + BATCH_BYTES;
 /** Workgroups in x; where a matrix takes more they go on in y. */
 const WORKGROUPS_X = 256;
 
@@ -109,7 +111,7 @@ export class Repacker {
       );
       const entries = device.createBuffer({
         label: 'matrices to be put into planes',
-        size: RING_BYTES + BATCH_BYTES,
+        size: REPACK_ENTRIES_BYTES,
         usage: STORAGE | COPY_DST,
       });
       return new Repacker({ gpu, layout, bindings, kernels: new Map(kernels), entries });
@@ -226,6 +228,11 @@ export class Repacker {
       }),
     );
   }
+}
+
+/** Bytes that a matrix takes in a source of that layout. */
+export function bytesIn(layout: SourceLayout, matrix: RepackKind & { readonly rows: number }): number {
+  return sourceBytes(layoutsOf(matrix).format, matrix, layout);
 }
 
 function keyOf({ format, columns }: RepackKind): string {

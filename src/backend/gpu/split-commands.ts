@@ -6,6 +6,7 @@
 import type { Mode } from '../kernel.ts';
 import type { Binding, Pause, RunShape } from './builder.ts';
 import type { Gpu } from './device.ts';
+import type { GpuProgram } from './layout.ts';
 import type { Recorder } from './recorder.ts';
 import type { Residency } from './residency.ts';
 import type { GivenChoices, HostResults } from './split-buffers.ts';
@@ -119,4 +120,17 @@ export class SplitCommands {
     const timestampWrites = this.timestamps?.(layer);
     this.#made.recorder.recordRange(encoder, mode, { run, first: asks, end: joins, timestampWrites });
   }
+}
+
+/** Words of a row's choice, at the most. */
+export function widthOf(pauses: GpuProgram['pauses']): number {
+  return Math.max(0, ...[...pauses.prompt, ...pauses.step].map(({ routeWidth }) => routeWidth));
+}
+
+/** Bytes that are read at a stop, at the most. */
+export function stopBytes(
+  pauses: GpuProgram['pauses'],
+  { rows, hidden }: { readonly rows: number; readonly hidden: number },
+): number {
+  return rows * (widthOf(pauses) + hidden) * 4;
 }

@@ -21,7 +21,7 @@ import type { Recorder } from './recorder.ts';
 import type { Carrier, Placing, Residency, RunRows } from './residency.ts';
 import { GivenChoices, HostResults, SlotTables } from './split-buffers.ts';
 import { Balance, type Chosen, chosenOf, type Group, pairsOf, rowsOf } from './split-choice.ts';
-import { type Running, SplitCommands } from './split-commands.ts';
+import { type Running, SplitCommands, stopBytes, widthOf } from './split-commands.ts';
 import { CpuPart, type CpuStarted } from './split-cpu.ts';
 
 const MAP_READ = 0x1;
@@ -87,10 +87,10 @@ export class SplitRun {
     this.#tables = new SlotTables(options, { experts, residency });
     this.#results = new HostResults(options, shape);
     this.#balance = new Balance(shape);
-    const width = Math.max(...[...pauses.prompt, ...pauses.step].map(({ routeWidth }) => routeWidth));
+    const width = widthOf(pauses);
     this.#readback = gpu.device.createBuffer({
       label: 'choices of experts, and rows for those elsewhere',
-      size: rows * (width + hidden) * 4,
+      size: stopBytes(pauses, { rows, hidden }),
       usage: MAP_READ | COPY_DST,
     });
     this.#cpu = new CpuPart({ elsewhere, pulse, results: this.#results, used });

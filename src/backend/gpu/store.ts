@@ -12,6 +12,7 @@ import type { PrepareRequest } from '../backend.ts';
 import type { Gpu } from './device.ts';
 import { gpuFormat } from './formats/index.ts';
 import { type GpuFormat, planeWords } from './formats.ts';
+import { deviceBytes } from './layout.ts';
 import type { PlaneMaker } from './plane-pool.ts';
 
 const MAP_WRITE = 0x2;
@@ -56,10 +57,11 @@ export async function storeOnGpu(
     return source;
   };
   const largest = pieces.reduce((most, { bytes }) => Math.max(most, bytes), 0);
+  // The device takes the lanes' submissions one after the other: they share it.
+  let periods: GPUBuffer | undefined;
   const largestRead = pieces.reduce((most, { fileBytes }) => Math.max(most, fileBytes), 0);
   const lane = async () => {
     let staging: GPUBuffer | undefined;
-    let periods: GPUBuffer | undefined;
     const made = sharedBytes(largest);
     const read = sharedBytes(largestRead);
     try {
@@ -80,7 +82,7 @@ export async function storeOnGpu(
         const encoder = device.createCommandEncoder();
         const home = buffers.get(piece.weight.name) as GPUBuffer;
         if (piece.span > piece.bytes) {
-          periods ??= device.createBuffer({ size: PIECE_BYTES, usage: COPY_SRC | COPY_DST });
+          periods ??= device.createBuffer({ size: periodsBytes(own), usage: COPY_SRC | COPY_DST });
           repeat(encoder, piece, { staging, periods, home });
         } else {
           encoder.copyBufferToBuffer(staging, 0, home, piece.offset, piece.bytes);
@@ -96,11 +98,11 @@ export async function storeOnGpu(
       throw error;
     } finally {
       staging?.destroy();
-      periods?.destroy();
     }
   };
+  const lanes = Promise.all(Array.from({ length: Math.min(planes.piecesAtOnce, pieces.length) }, lane));
   await Promise.all([
-    ...Array.from({ length: Math.min(planes.piecesAtOnce, pieces.length) }, lane),
+    lanes.finally(() => periods?.destroy()),
     ...own
       .filter(({ shape }) => shape.length < 2)
       .map(async (weight) => {
@@ -110,6 +112,24 @@ export async function storeOnGpu(
   ]);
   await device.queue.onSubmittedWorkDone();
   gpu.check();
+}
+
+/** Bytes that storing weights takes on the device beside theirs, at the most. */
+export function storingBytes(weights: readonly Weight[], piecesAtOnce: number): number {
+  const largest = weights.reduce((most, weight) => {
+    const bytes = deviceBytes(weight);
+    const row = bytes / weight.shape.slice(0, -1).reduce((product, n) => product * n, 1);
+    return weight.shape.length < 2 ? most : Math.max(most, Math.min(bytes, Math.max(PIECE_BYTES, row)));
+  }, 0);
+  return piecesAtOnce * largest + periodsBytes(weights);
+}
+
+/** Of the buffer that periods are put together in, as many as are copied at once. */
+function periodsBytes(weights: readonly Weight[]): number {
+  return Math.min(
+    PIECE_BYTES,
+    weights.reduce((most, weight) => Math.max(most, deviceBytes(weight)), 0),
+  );
 }
 
 /** One period from `staging` over all that it fills, by way of as many as `periods` holds: no buffer is copied to itself. */

@@ -7,6 +7,10 @@ const QUERY_RESOLVE = 0x200;
 
 /** A query set holds 4,096 timestamps at the most, two a pass. */
 const PASSES_AT_ONCE = 2048;
+/** Of a pass, in each of a timer's two buffers. */
+const PASS_BYTES = 16;
+/** Bytes on the device of the timers that there are at once, at the most: one around passes that another times. */
+export const TIMERS_BYTES = 2 * 2 * PASSES_AT_ONCE * PASS_BYTES;
 
 /**
  * Runs each of `passes` in a compute pass of its own, in order, and returns the nanoseconds of each. Dawn rounds them to
@@ -55,7 +59,7 @@ export class PassTimer {
   private constructor(device: GPUDevice, most: number) {
     this.#device = device;
     this.#most = most;
-    const bytes = 16 * most;
+    const bytes = PASS_BYTES * most;
     this.#querySet = device.createQuerySet({ type: 'timestamp', count: 2 * most });
     this.#resolved = device.createBuffer({ size: bytes, usage: QUERY_RESOLVE | COPY_SRC });
     this.#readback = device.createBuffer({ size: bytes, usage: MAP_READ | COPY_DST });
@@ -81,7 +85,7 @@ export class PassTimer {
    * @param encoder what holds passes that are not submitted yet; it is ended and submitted
    */
   async read(encoder = this.#device.createCommandEncoder()): Promise<number[]> {
-    const bytes = 16 * this.#passes;
+    const bytes = PASS_BYTES * this.#passes;
     if (bytes === 0) return [];
     encoder.resolveQuerySet(this.#querySet, 0, 2 * this.#passes, this.#resolved, 0);
     encoder.copyBufferToBuffer(this.#resolved, 0, this.#readback, 0, bytes);

@@ -94,6 +94,7 @@ export function moe(
   const hidden = weights('router').length / choices;
   const bias = router.selectionBias ? weights('selectionBias') : undefined;
   const scales = router.expertScale ? weights('expertScale') : undefined;
+  const outputScale = spec.scaled === true ? weights('outputScale') : undefined;
   const output = new Float32Array(input.length);
   for (let t = 0; t < input.length / hidden; t++) {
     const x = input.subarray(t * hidden, (t + 1) * hidden);
@@ -107,10 +108,11 @@ export function moe(
     onRoute?.(t, chosen);
     chosen.experts.forEach((expert, rank) => {
       const weight = chosen.weights[rank];
+      const made = outputScale?.[expert] ?? 1;
       // Those beyond the last give the row as it is.
       if (expert >= experts) accumulate(y, x, weight);
-      else if (router.weighsInput) accumulate(y, expertOutput(scale(x, weight), spec, weights, expert), 1);
-      else accumulate(y, expertOutput(x, spec, weights, expert), weight);
+      else if (router.weighsInput) accumulate(y, expertOutput(scale(x, weight), spec, weights, expert), made);
+      else accumulate(y, expertOutput(x, spec, weights, expert), Math.fround(weight * made));
     });
     if (shared === undefined) continue;
     const sharedWeights: MoeWeights = (name) => weights(`shared.${name}`);
@@ -129,10 +131,13 @@ function scaled({ experts, weights }: Route, scales: Float32Array | undefined): 
   };
 }
 
-/** E_e(x) of one row: down · (act(gate · x) ⊙ up · x), with the expert's biases behind each product; both [hidden]. */
+/**
+ * E_e(x) of one row: down · (act(gate · x) ⊙ up · x), with the expert's biases behind each product; both [hidden]. Of scaled
+ * experts without the scale of the output.
+ */
 export function expertOutput(
   x: Float32Array,
-  { inner, activation, biases }: Pick<MoeSpec, 'inner' | 'activation' | 'biases'>,
+  { inner, activation, biases, scaled }: Pick<MoeSpec, 'inner' | 'activation' | 'biases' | 'scaled'>,
   weights: MoeWeights,
   expert: number,
 ): Float32Array {
@@ -142,7 +147,9 @@ export function expertOutput(
       matrixOf(weights(part), expert, rows, input.length),
       biases ? weights(`${part}.bias`).subarray(expert * rows, (expert + 1) * rows) : undefined,
     );
-  return times(glu(times(x, 'gate', inner), times(x, 'up', inner), activation), 'down', x.length);
+  const made = times(x, 'gate', inner);
+  const gate = scaled === true ? scale(made, weights('gateScale')[expert]) : made;
+  return times(glu(gate, times(x, 'up', inner), activation), 'down', x.length);
 }
 
 /** One of a stack of matrices. */

@@ -123,8 +123,11 @@ export function readExperts(
       reader.weight(`${at}.${part}`, `${blk}.ffn_${part}_exps.weight`, shape);
     }
   }
+  const scaled = reader.optional(`${at}.gateScale`, `${blk}.ffn_exps.gate_scale`, [experts]);
+  if (scaled) reader.weight(`${at}.outputScale`, `${blk}.ffn_exps.output_scale`, [experts]);
   if (shared !== undefined) claimSharedExpert(reader, layer, hidden, shared);
-  const moe: MoeSpec = { experts, used, inner, activation: 'silu', router, shared };
+  const plain: MoeSpec = { experts, used, inner, activation: 'silu', router, shared };
+  const moe: MoeSpec = scaled ? { ...plain, scaled } : plain;
   return { kind: 'moe', norm, moe };
 }
 

@@ -25,6 +25,7 @@ export const qwen2moe: Family = {
       modelType: 'qwen2_moe',
       fixed: { ...silu, ...fullAttention, ...sparseEverywhere, qkv_bias: only(true) },
       ignored: unusedWindow,
+      keys: { expert_shared_feed_forward_length: ['shared_expert_intermediate_size'] },
       tensors: {
         'model.layers.N.mlp.shared_expert.gate_proj': 'blk.N.ffn_gate_shexp',
         'model.layers.N.mlp.shared_expert.up_proj': 'blk.N.ffn_up_shexp',

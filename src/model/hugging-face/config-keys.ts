@@ -7,6 +7,7 @@ import { Refusal } from '../../errors.ts';
 import type { JsonObject } from '../../format/json.ts';
 import { ConfigKeys, type NamedKeys, show } from './config-reader.ts';
 import type { Dialect } from './dialect.ts';
+import { type Quantisation, readQuantisation } from './quantisation.ts';
 import { addRope } from './rope-keys.ts';
 
 /** GGUF's key and the names that writers of `config.json` have for it, all of one meaning. */
@@ -24,7 +25,6 @@ const names: Readonly<Record<string, readonly string[]>> = {
   expert_count: ['num_experts', 'num_local_experts', 'n_routed_experts'],
   expert_used_count: ['num_experts_per_tok'],
   expert_feed_forward_length: ['moe_intermediate_size'],
-  expert_shared_feed_forward_length: ['shared_expert_intermediate_size'],
   expert_shared_count: ['n_shared_experts'],
   expert_weights_norm: ['norm_topk_prob'],
   expert_weights_scale: ['routed_scaling_factor'],
@@ -68,16 +68,22 @@ const bookkeeping: Readonly<Record<string, string>> = {
  * @throws CorruptFileError `corrupt_file` naming a key whose value cannot be meant; Refusal `refused` for a value that is
  * not supported
  */
-export function nameKeys(config: JsonObject, architecture: string, dialect: Dialect, where: string): NamedKeys {
+export function nameKeys(
+  config: JsonObject,
+  architecture: string,
+  dialect: Dialect,
+  where: string,
+): NamedKeys & { readonly quantisation: Quantisation | undefined } {
   const keys = new ConfigKeys(config, architecture, where);
   for (const name of dialect.needed ?? []) {
     if (keys.value(name) === undefined)
       throw keys.corrupt(name, 'missing', 'a value; the family does not say what its absence means');
   }
-  for (const [key, spelled] of Object.entries(names)) keys.add(key, spelled);
+  for (const [key, spelled] of Object.entries({ ...names, ...dialect.keys })) keys.add(key, spelled);
   for (const name of ownFlags.filter((each) => dialect.fixed?.[each] === undefined)) keys.add(`config.${name}`, [name]);
   countLayersAhead(keys);
   addRope(keys);
+  const quantisation = readQuantisation(keys);
   for (const [name, fixed] of Object.entries(dialect.fixed ?? {})) {
     const found = keys.take(name);
     if (found === undefined || fixed.fits(found)) continue;
@@ -87,7 +93,7 @@ export function nameKeys(config: JsonObject, architecture: string, dialect: Dial
     );
   }
   for (const [name, reason] of Object.entries({ ...bookkeeping, ...dialect.ignored })) keys.ignore(name, reason);
-  return keys.finish();
+  return { ...keys.finish(), quantisation };
 }
 
 /** GGUF counts the layers that predict further ahead among the layers; `config.json` does not. */

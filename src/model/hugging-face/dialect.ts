@@ -5,6 +5,7 @@
  */
 
 import type { JsonValue } from '../../format/json.ts';
+import type { Fused } from './fused.ts';
 
 /** What a key of `config.json` must say, because nothing else is supported. Absent or null, it is the official default: this. */
 export interface Fixed {
@@ -17,6 +18,11 @@ export interface Dialect {
   /** `model_type` of `config.json`. */
   readonly modelType: string;
   readonly fixed?: Readonly<Record<string, Fixed>>;
+  /**
+   * GGUF's keys and the names in `config.json` that mean the same, where they are the family's own; beside those of
+   * `config-keys.ts`, and before them. No name: the file says nothing of it.
+   */
+  readonly keys?: Readonly<Record<string, readonly string[]>>;
   /** Keys that change nothing in this family, each with the reason. */
   readonly ignored?: Readonly<Record<string, string>>;
   /** Keys that must be there although GGUF may leave theirs out: GGUF defines what an absent one means, `config.json` does not. */
@@ -26,6 +32,8 @@ export interface Dialect {
    * them; beside those of `tensor-names.ts`, and before them.
    */
   readonly tensors?: Readonly<Record<string, string>>;
+  /** Tensors (`model.layers.N.mlp.experts.gate_up_proj`) that hold several of GGUF's; beside those of `tensor-names.ts`. */
+  readonly fused?: Readonly<Record<string, Fused>>;
 }
 
 /** The one value. */

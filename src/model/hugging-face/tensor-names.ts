@@ -3,6 +3,9 @@
  * tensors (`.weight`, `.bias`, scales); GGUF's name of the module, `blk.3.attn_q`, gets the same endings.
  */
 
+import type { Dialect } from './dialect.ts';
+import type { Fused } from './fused.ts';
+
 /** N is the layer's number, E the expert's. Of two modules of one meaning the first is the one that messages name. */
 const modules: Readonly<Record<string, string>> = {
   'model.embed_tokens': 'token_embd',
@@ -34,27 +37,46 @@ const modules: Readonly<Record<string, string>> = {
 };
 
 /** Experts' gate and up in one tensor [experts, 2 · inner, hidden], an expert's gate before its up. */
-export const FUSED = 'model.layers.N.mlp.experts.gate_up_proj';
+const fused: Readonly<Record<string, Fused>> = {
+  'model.layers.N.mlp.experts.gate_up_proj': {
+    parts: ['blk.N.ffn_gate_exps.weight', 'blk.N.ffn_up_exps.weight'],
+    rows: 'halves',
+  },
+};
 
 export interface TensorNames {
+  /** How a tensor of that name holds several of GGUF's, whose names are its parts; undefined where it does not. */
+  fused(name: string): Fused | undefined;
   /** GGUF's name; undefined for one that nobody knows. */
   gguf(name: string): string | undefined;
   /** What such a model calls the tensor of a GGUF name, for one that is not there. */
   own(gguf: string): string;
 }
 
-/** @param more a family's own, before those of all families */
-export function tensorNames(more: Readonly<Record<string, string>> = {}): TensorNames {
+/** @param own a family's own, before those of all families */
+export function tensorNames({
+  tensors: more = {},
+  fused: own = {},
+}: Pick<Dialect, 'tensors' | 'fused'> = {}): TensorNames {
+  const layouts = new Map(Object.entries({ ...fused, ...own }));
   const table = new Map(Object.entries({ ...modules, ...more }));
   const inverse = new Map<string, string>();
   for (const [own, gguf] of [...Object.entries(more), ...Object.entries(modules)]) {
     if (table.get(own) === gguf && !inverse.has(gguf)) inverse.set(gguf, own);
   }
-  return { gguf: (name) => translated(name, table), own: (name) => translated(name, inverse) ?? name };
+  return {
+    gguf: (name) => translated(name, table),
+    own: (name) => translated(name, inverse) ?? name,
+    fused: (name) => {
+      const { pattern, numbers } = patternOf(name);
+      const found = layouts.get(pattern);
+      return found && { ...found, parts: found.parts.map((part) => filled(part, numbers)) };
+    },
+  };
 }
 
 /** The numbers in a name, layer first. */
-export function patternOf(name: string): { readonly pattern: string; readonly numbers: readonly string[] } {
+function patternOf(name: string): { readonly pattern: string; readonly numbers: readonly string[] } {
   const numbers: string[] = [];
   const pattern = name.replace(/(?<=\.)\d+(?=\.|$)/g, (number) => {
     numbers.push(number);
@@ -66,10 +88,12 @@ export function patternOf(name: string): { readonly pattern: string; readonly nu
 function translated(name: string, table: ReadonlyMap<string, string>): string | undefined {
   const { pattern, numbers } = patternOf(name);
   const whole = table.get(pattern);
-  const [layer = '', expert = ''] = numbers;
-  const filled = (text: string) => text.replace(/\bN\b/, layer).replace(/\bE\b/, expert);
-  if (whole !== undefined) return filled(whole);
+  if (whole !== undefined) return filled(whole, numbers);
   const end = pattern.lastIndexOf('.');
   const module = end < 0 ? undefined : table.get(pattern.slice(0, end));
-  return module === undefined ? undefined : `${filled(module)}${pattern.slice(end)}`;
+  return module === undefined ? undefined : `${filled(module, numbers)}${pattern.slice(end)}`;
+}
+
+function filled(text: string, [layer = '', expert = '']: readonly string[]): string {
+  return text.replace(/\bN\b/, layer).replace(/\bE\b/, expert);
 }

@@ -1,6 +1,7 @@
 /** The GPU: each weight in a buffer of its own, activations in buffers that share memory. */
 
-import { carrierBytes } from '../../backend/gpu/expert-carrier.ts';
+import { buffersBeside } from '../../backend/gpu/beside.ts';
+import { bufferBytes as sizeOf } from '../../backend/gpu/device-buffers.ts';
 import { fuse } from '../../backend/gpu/fuse.ts';
 import { MATRIX_FEATURE } from '../../backend/gpu/kernels/matrix.ts';
 import { type GpuProgram, layOutGpu } from '../../backend/gpu/layout.ts';
@@ -11,7 +12,7 @@ import { slabWeights } from '../../backend/gpu/slab.ts';
 import { MAX_STEP_ROWS } from '../../backend/kernel.ts';
 import { OutOfMemoryError, Refusal } from '../../errors.ts';
 import { DEFAULT_BATCH, type Placed, type PlaceRequest, type Placer, type PlanRequest, pagesFor } from '../placer.ts';
-import type { PlannedBuffer, PlannedExperts, PlannedWeight } from '../plan.ts';
+import type { PlannedBuffer, PlannedWeight } from '../plan.ts';
 import { showBytes } from '../show.ts';
 
 /** Rows of a prompt in one run, by default, where products run on subgroup matrices. */
@@ -34,18 +35,6 @@ export const gpuPlacer: Placer = {
 
 function features({ platform }: PlanRequest): ReadonlySet<string> {
   return new Set(platform.adapter?.features);
-}
-
-/** What brings experts to slots, where there are any: a slab has three stacks of as many slots. */
-function carried(stacks: readonly PlannedBuffer[], experts: PlannedExperts | undefined): PlannedBuffer[] {
-  if (experts === undefined) return [];
-  const largest = experts.slabs.map(({ slots, passing }, slab) => {
-    const own = stacks.slice(3 * slab, 3 * slab + 3).reduce((sum, { bytes }) => sum + bytes, 0);
-    return own / (slots + passing);
-  });
-  return [
-    { name: 'experts on their way', bytes: carrierBytes(Math.max(...largest)), device: 'gpu', lifetime: 'model' },
-  ];
 }
 
 /** @throws Refusal `refused` for a kernel that binds more buffers than the GPU takes */
@@ -94,28 +83,36 @@ function place({ request, context, cacheType, promptRows, rows, experts }: Place
       name: weight.name,
       format: weight.format,
       shape: weight.shape,
-      bytes: program.weightBytes.get(weight.name) as number,
+      bytes: sizeOf(program.weightBytes.get(weight.name) as number),
       device: 'gpu',
       layout: weight.shape.length < 2 || weight.format === 'F32' ? undefined : 'planes',
     }),
   );
   const { sampling } = program;
-  const ropeBytes = program.ropes.reduce((sum, { dimensions }) => sum + context * dimensions * 4, 0);
+  const ropeBytes = program.ropes.reduce((sum, { dimensions }) => sum + sizeOf(context * dimensions * 4), 0);
+  const tableBytes = [...program.slotTables.values()].reduce((sum, count) => sum + sizeOf(count * 4), 0);
   const slabs = slabWeights(experts?.slabs ?? [], weights).map(
     ({ name }): PlannedBuffer => ({
       name,
-      bytes: program.weightBytes.get(name) as number,
+      bytes: sizeOf(program.weightBytes.get(name) as number),
       device: 'gpu',
       lifetime: 'model',
     }),
   );
-  const buffers: PlannedBuffer[] = [
+  const bindable: PlannedBuffer[] = [
     ...slabs,
-    ...carried(slabs, experts),
     ...program.slots.map(
-      (bytes, index): PlannedBuffer => ({ name: `activations ${index}`, bytes, device: 'gpu', lifetime: 'step' }),
+      (bytes, index): PlannedBuffer => ({
+        name: `activations ${index}`,
+        bytes: sizeOf(bytes),
+        device: 'gpu',
+        lifetime: 'step',
+      }),
     ),
-    { name: 'step', bytes: program.step.words * 4, device: 'gpu', lifetime: 'step' },
+    { name: 'step', bytes: sizeOf(program.step.words * 4), device: 'gpu', lifetime: 'step' },
+    ...(tableBytes === 0
+      ? []
+      : ([{ name: 'where experts are', bytes: tableBytes, device: 'gpu', lifetime: 'model' }] as const)),
     ...(sampling === undefined
       ? []
       : ([{ name: 'sampling', bytes: samplingBytes(sampling), device: 'gpu', lifetime: 'model' }] as const)),
@@ -126,17 +123,28 @@ function place({ request, context, cacheType, promptRows, rows, experts }: Place
     layerBytes === undefined
       ? []
       : [
-          { name: `keys of layer ${layer}`, bytes: layerBytes.keys },
-          { name: `values of layer ${layer}`, bytes: layerBytes.values },
+          { name: `keys of layer ${layer}`, bytes: sizeOf(layerBytes.keys) },
+          { name: `values of layer ${layer}`, bytes: sizeOf(layerBytes.values) },
         ],
   );
-  for (const { name, bytes } of [...planned, ...buffers, ...cache]) {
+  for (const { name, bytes } of [...planned, ...bindable, ...cache]) {
     if (bytes <= largest) continue;
     throw new OutOfMemoryError(
       `${name} takes ${showBytes(bytes)}, and this GPU binds at most ${showBytes(largest)} at once; ask for a shorter context or use --device cpu`,
       { data: { name, bytes, limit: largest } },
     );
   }
+  const beside = buffersBeside({
+    program,
+    graph,
+    spec,
+    weights,
+    stored,
+    slabs: experts?.slabs ?? [],
+    rows: Math.max(promptRows, MAX_STEP_ROWS),
+    wanted: MAX_STEP_ROWS,
+  }).map((buffer): PlannedBuffer => ({ ...buffer, device: 'gpu' }));
+  const buffers = [...bindable, ...beside];
   const weightBytes = planned.reduce((sum, { bytes }) => sum + bytes, 0);
   const cacheBytes = cache.reduce((sum, { bytes }) => sum + bytes, 0);
   const bufferBytes = buffers.reduce((sum, { bytes }) => sum + bytes, 0);

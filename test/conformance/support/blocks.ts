@@ -26,7 +26,7 @@ export function gaussians(count: number, next: () => number): Float32Array {
   );
 }
 
-type Field = readonly [at: number, kind: 'scale' | 'minimum' | 'e8m0' | 'e4m3'];
+type Field = readonly [at: number, kind: 'scale' | 'minimum' | 'e8m0' | 'e4m3' | 'f32' | 'finite fp8'];
 
 /** The fields of each format's block that are not codes; none for a format that is encoded value by value. */
 const fields: Readonly<Record<FormatId, readonly Field[]>> = {
@@ -67,7 +67,18 @@ const fields: Readonly<Record<FormatId, readonly Field[]>> = {
     [2, 'e4m3'],
     [3, 'e4m3'],
   ],
+  NVFP4_32: [
+    [0, 'e4m3'],
+    [1, 'e4m3'],
+  ],
+  FP8_32: fp8(32),
+  FP8_128: fp8(128),
 };
+
+/** A scale, then bytes of which two are no numbers. */
+function fp8(length: number): readonly Field[] {
+  return [[0, 'f32'], ...Array.from({ length }, (_, i): Field => [4 + i, 'finite fp8'])];
+}
 
 /** Whole blocks of a format that hold `values` values; one block in eight has the scale 0. */
 export function randomWeight(format: FormatId, values: number, seed: number): Uint8Array<ArrayBuffer> {
@@ -113,6 +124,8 @@ function writeField(bytes: Uint8Array, at: number, kind: Field[1], next: () => n
   const zero = Number.isNaN(x);
   if (kind === 'scale') writeF16(bytes, at, zero ? 0 : (x < 0.5 ? -1 : 1) * (0.001 + 0.01 * next()));
   else if (kind === 'minimum') writeF16(bytes, at, zero ? 0 : 0.08 * (x - 0.5));
+  else if (kind === 'f32') new DataView(bytes.buffer).setFloat32(at, zero ? 0 : 0.0001 + 0.001 * x, true);
+  else if (kind === 'finite fp8') bytes[at]! -= ((bytes[at] as number) & 127) === 127 ? 1 : 0;
   // 2^-12 … 2^-5, or so little that a block is nothing beside the others, yet no product leaves the range of f32.
   else if (kind === 'e8m0') bytes[at] = zero ? 60 : 115 + Math.floor(8 * x);
   // 2^-6 … 2^2; the sign bit means nothing.

@@ -23,7 +23,7 @@ export function expertsTiny(
   const { normed = false, layers = 1 } = options;
   const weights: Record<string, TinyWeight> = {};
   const all = moeWeights(given);
-  for (const part of ['gate', 'up', 'down'].flatMap((name) => [`m.${name}`, `m.${name}.bias`])) {
+  for (const part of ['gate', 'up', 'down'].flatMap((name) => [`m.${name}`, `m.${name}.bias`, `m.${name}Scale`])) {
     const weight = all[part];
     if (weight !== undefined) weights[part] = weight;
   }

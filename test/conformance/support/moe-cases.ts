@@ -81,6 +81,24 @@ export const moeCases: Readonly<Record<string, MoeCase>> = {
       'shared.down': 'BF16',
     },
   },
+  'NVFP4 in blocks of 32 with a scale for each whole matrix, and a shared expert without': {
+    hidden: 160,
+    moe: spec(6, 3, 96, { shared: { inner: 64, gated: true }, scaled: true }),
+    formats: {
+      gate: 'NVFP4_32',
+      up: 'NVFP4_32',
+      down: 'NVFP4_32',
+      'shared.gate': 'BF16',
+      'shared.up': 'BF16',
+      'shared.down': 'BF16',
+    },
+  },
+  'scales of whole matrices, and nothing rounded': {
+    hidden: 64,
+    moe: spec(60, 2, 67, { router: sigmoid, scaled: true }),
+    formats: { gate: 'FP8_32', up: 'BF16' },
+    bias: spread(60),
+  },
   'softmax with a selection bias': {
     hidden: 64,
     moe: spec(8, 3, 33, { router: { ...softmax, selectionBias: true } }),
@@ -263,6 +281,13 @@ export function moeWeights({ hidden, moe, formats, bias }: MoeCase, seed = 100):
     vector('gate.bias', experts * inner, 22);
     vector('up.bias', experts * inner, 23);
     vector('down.bias', experts * hidden, 24);
+  }
+  if (moe.scaled === true) {
+    // No two alike, over a wide range, one of them negative.
+    const scales = (factor: number) =>
+      Float32Array.from({ length: experts }, (_, e) => (e === 1 ? -1 : 1) * factor ** (e % 5));
+    weights['m.gateScale'] = f32Weight(scales(0.3), experts);
+    weights['m.outputScale'] = f32Weight(scales(0.07), experts);
   }
   return weights;
 }

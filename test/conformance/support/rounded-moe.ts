@@ -63,9 +63,10 @@ export function roundedMoe(
     chosen.experts.forEach((expert, rank) => {
       const scale = router.expertScale ? (weights('expertScale')[expert] ?? 1) : 1;
       const weight = (chosen.weights[rank] as number) * scale;
+      const made = moe.scaled ? (weights('outputScale')[expert] ?? 1) : 1;
       if (expert >= experts) add(x, weight);
-      else if (router.weighsInput) add(expertOf(x, '', expert, moe, weight), 1);
-      else add(expertOf(x, '', expert, moe), weight);
+      else if (router.weighsInput) add(expertOf(x, '', expert, moe, weight), made);
+      else add(expertOf(x, '', expert, moe), made === 1 ? weight : Math.fround(weight * made));
     });
     if (shared === undefined) continue;
     const gate = shared.gated ? 1 / (1 + Math.exp(-(times(x, 'shared.router', 1)[0] as number))) : 1;
@@ -81,7 +82,7 @@ interface Rounding {
   readonly encoding: (part: string) => Encoding;
 }
 
-type RoundedExpert = Pick<MoeSpec, 'inner' | 'activation' | 'biases'>;
+type RoundedExpert = Pick<MoeSpec, 'inner' | 'activation' | 'biases' | 'scaled'>;
 
 /**
  * E_e(x) of one row, of the experts whose parts' names begin with `prefix`.
@@ -89,7 +90,7 @@ type RoundedExpert = Pick<MoeSpec, 'inner' | 'activation' | 'biases'>;
  */
 export function roundedExpert(
   x: Float32Array,
-  { inner, activation, biases }: RoundedExpert,
+  { inner, activation, biases, scaled }: RoundedExpert,
   {
     prefix,
     expert,
@@ -103,7 +104,8 @@ export function roundedExpert(
     const bias = biases ? by.weights(`${part}.bias`) : undefined;
     return made.map((value, row) => value * scale + (bias?.[expert * rows + row] ?? 0));
   };
-  const gated = glu(times(x, 'gate', inner, factor), times(x, 'up', inner, factor), activation);
+  const own = scaled ? (by.weights('gateScale')[expert] as number) : 1;
+  const gated = glu(times(x, 'gate', inner, factor * own), times(x, 'up', inner, factor), activation);
   return times(gated, 'down', x.length, 1);
 }
 

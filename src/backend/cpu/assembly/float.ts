@@ -1,6 +1,7 @@
 // F32, F16 and BF16 weights times f32 rows. A group holds column after column of four rows; eight partial sums take the
 // columns in turn and are added in one fixed order, so the bits do not depend on how many rows there are.
 
+import { decodeRowFp8, matmulFp8 } from './fp8';
 import { F16_BIAS, F16_KNEE, F16_MAGNITUDE, F16_TINY, f16Lanes } from './lanes';
 
 /** Four rows of one column. u32: F32; u16: F16; i16: BF16. */
@@ -68,12 +69,15 @@ function floatGroups<Format>(
   }
 }
 
-/** As `matmul`, over f32 rows; `format` is 0 for F32, 1 for F16, 2 for BF16. */
+/** As `matmul`, over f32 rows; `format` is 0 for F32, 1 for F16, 2 for BF16, 3 and 4 for FP8 in blocks of 32 and 128. */
 export function matmulFloat(
   format: i32, weight: usize, columns: i32, groups: i32, x: usize, xStride: usize, xIndex: usize, rows: i32,
   out: usize, outStride: usize, outIndex: usize,
 ): void {
-  if (format == 0) floatGroups<u32>(weight, columns, groups, x, xStride, xIndex, rows, out, outStride, outIndex);
+  if (format >= 3) {
+    const length = format == 3 ? 32 : 128;
+    matmulFp8(length, weight, columns, groups, x, xStride, xIndex, rows, out, outStride, outIndex);
+  } else if (format == 0) floatGroups<u32>(weight, columns, groups, x, xStride, xIndex, rows, out, outStride, outIndex);
   else if (format == 1) floatGroups<u16>(weight, columns, groups, x, xStride, xIndex, rows, out, outStride, outIndex);
   else floatGroups<i16>(weight, columns, groups, x, xStride, xIndex, rows, out, outStride, outIndex);
 }
@@ -88,6 +92,7 @@ function halfOf(bits: u16): v128 {
 
 /** Row `lane` (0…3) of a group as f32. */
 export function decodeRowFloat(format: i32, group: usize, columns: i32, lane: i32, out: usize): void {
+  if (format >= 3) return decodeRowFp8(format == 3 ? 32 : 128, group, columns, lane, out);
   for (let column = 0; column < columns; column++) {
     const at = (<usize>column << 2) + <usize>lane;
     if (format == 0) f32.store(out, f32.load(group + (at << 2)));

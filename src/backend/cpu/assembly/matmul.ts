@@ -132,7 +132,7 @@ function decodeByte(format: i32, scale: f32, offset: f32, q: i32): f32 {
     case 2: return scale * <f32>(q - 16);
     case 6: return scale * <f32>(q - 4);
     case 9: return scale * <f32>(q - 32);
-    case 12: case 13: return scale * <f32>(q - 12);
+    case 12: case 13: case 14: return scale * <f32>(q - 12);
     default: return scale * <f32>q + offset;
   }
 }

@@ -31,6 +31,8 @@ export type PairNames = Readonly<Record<keyof PairPlaces, string>>;
 export interface GatedNames {
   /** `gate`, `up` and `down` are under it, and their biases where there are some. */
   readonly prefix: WeightName;
+  /** Whether `gateScale` is there too: an expert's gate is multiplied with its own. */
+  readonly scaled?: true;
   readonly input: string;
   /** Made as down's kernel takes it. */
   readonly inner: string;
@@ -139,13 +141,15 @@ export interface GatedParts {
   readonly output: Place;
   /** What the output is made as. */
   readonly encoding: Encoding;
+  /** Address of a factor an expert for what comes of the gate, or 0. */
+  readonly gateScale: number;
   readonly activation: Activation;
   /** Addresses of the experts' biases one after the other, or 0. */
   readonly gateBias: number;
   readonly upBias: number;
 }
 
-function gated(builder: Builder, { prefix, input, inner, activation, biases }: GatedNames) {
+function gated(builder: Builder, { prefix, input, inner, activation, biases, scaled }: GatedNames) {
   const weights = [`${prefix}.gate`, `${prefix}.up`] as const;
   const [gate, up] = weights;
   const [gateInput, upInput] = [builder.operand(input, gate), builder.operand(input, up)];
@@ -165,6 +169,7 @@ function gated(builder: Builder, { prefix, input, inner, activation, biases }: G
       activation,
       gateBias: biases ? at.weight(`${gate}.bias`).offset : 0,
       upBias: biases ? at.weight(`${up}.bias`).offset : 0,
+      gateScale: scaled === true ? at.weight(`${prefix}.gateScale`).offset : 0,
     }),
   };
 }

@@ -23,14 +23,24 @@ interface RouteTask extends Task {
   /** Addresses of [experts] f32 each, or 0: what is added to scores for the choice, and what weights are multiplied with. */
   readonly bias: number;
   readonly expertScale: number;
+  /** Address of what each expert's output is multiplied with, or 0. */
+  readonly outputScale: number;
   readonly layer: number;
 }
 
 export function makeRoute(data: Task, worker: WorkerView): RunningTask {
-  const { logits, routing, experts, choices, used, router, bias, expertScale, layer } = data as RouteTask;
+  const { logits, routing, experts, choices, used, router, bias, expertScale, outputScale, layer } = data as RouteTask;
   const { kernels, scratch, i32, f32 } = worker.home;
   const route = kernels.route as KernelCall;
   const { gating, groups, normalise, scale } = router;
+  /** Multiplies what each of a row's pairs has with the number of the pair's expert. */
+  const multiplyChosen = (row: number, place: Place, numbers: number) => {
+    for (let pair = row * used; pair < (row + 1) * used; pair++) {
+      const expert = i32[routing.ids.offset / 4 + pair] as number;
+      const at = place.offset / 4 + pair;
+      f32[at] = (f32[at] as number) * (f32[numbers / 4 + expert] as number);
+    }
+  };
   return {
     units: () => 0,
     run(row) {
@@ -54,17 +64,12 @@ export function makeRoute(data: Task, worker: WorkerView): RunningTask {
         // The step is lost; ids must still name experts.
         worker.home.i32.fill(0, routing.ids.offset / 4 + row * used, routing.ids.offset / 4 + (row + 1) * used);
       }
-      if (expertScale !== 0) {
-        for (let pair = row * used; pair < (row + 1) * used; pair++) {
-          const expert = i32[routing.ids.offset / 4 + pair] as number;
-          const at = routing.weights.offset / 4 + pair;
-          f32[at] = (f32[at] as number) * (f32[expertScale / 4 + expert] as number);
-        }
-      }
+      if (expertScale !== 0) multiplyChosen(row, routing.weights, expertScale);
       if (routing.ones !== undefined) {
         const at = routing.ones.offset / 4;
         f32.fill(1, at + row * used, at + (row + 1) * used);
       }
+      if (outputScale !== 0) multiplyChosen(row, routing.ones ?? routing.weights, outputScale);
       // One row needs no barrier before its pairs are sorted.
       if (worker.step.rows === 1) sortPairs(worker.home, routing, { pairs: used, used, experts });
     },
@@ -146,10 +151,10 @@ function gatedUnit(
   worker: WorkerView,
   factor?: (place: number) => number,
 ): (expert: number, unit: Unit, rows: Rows, place: number) => void {
-  const { gate, up, gateInput, upInput, output, encoding, activation, gateBias, upBias } = task;
+  const { gate, up, gateInput, upInput, output, encoding, activation, gateScale, gateBias, upBias } = task;
   const gateProduct = new Product(worker, { ...gate, xStride: gateInput.stride });
   const upProduct = new Product(worker, { ...up, xStride: upInput.stride });
-  const { kernels } = worker.home;
+  const { f32, kernels } = worker.home;
   const glu = gluOf(kernels, activation);
   const scale = kernels.scale as KernelCall;
   const add = kernels.add as KernelCall;
@@ -182,6 +187,7 @@ function gatedUnit(
         x: rowOf(upInput, skipped),
         out: upAt,
       });
+      if (gateScale !== 0) multiplyAll(f32, { at: gateAt, count: count * groups * 4, by: gateScale + expert * 4 });
       for (let at = 0; at < count; at++) {
         const to = rowOf(output, place + row + at);
         const made = gateAt + at * width;
@@ -202,6 +208,12 @@ function gatedUnit(
       }
     }
   };
+}
+
+/** Multiplies `count` values from the address `at` on by the one at the address `by`. */
+function multiplyAll(f32: Float32Array, { at, count, by }: { at: number; count: number; by: number }): void {
+  const factor = f32[by / 4] as number;
+  for (let i = at / 4; i < at / 4 + count; i++) f32[i]! *= factor;
 }
 
 /** Gate and up of the shared expert: every row. */

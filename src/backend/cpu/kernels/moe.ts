@@ -48,10 +48,11 @@ export const moeRows: readonly CpuRow[] = [
       'scales of experts',
       'weights on the inputs of experts',
       'experts that give a row as it is',
+      'scales of matrices of experts',
     ],
     accepts(request) {
       const { moe, prefix } = request.operation as MoeOperation;
-      if (moe.zeroExperts !== undefined && (moe.router.expertScale || moe.router.weighsInput)) {
+      if (moe.zeroExperts !== undefined && (moe.scaled || moe.router.expertScale || moe.router.weighsInput)) {
         return 'gives rows as they are where weights are the router’s own and multiply outputs, found scales of experts or weights on inputs';
       }
       for (const [name, weight] of Object.entries(request.weights)) {
@@ -83,6 +84,7 @@ function emitMoe(operation: MoeOperation, builder: Builder): void {
   const pairs = builder.rows * moe.used;
   const names: Names = {
     prefix,
+    scaled: moe.scaled,
     input,
     logits: `${prefix}.logits`,
     ids: `${prefix}.ids`,
@@ -151,6 +153,7 @@ function emitRoute(operation: MoeOperation, builder: Builder, names: Names): voi
       router: moe.router,
       bias: moe.router.selectionBias ? at.weight(`${prefix}.selectionBias`).offset : 0,
       expertScale: moe.router.expertScale ? at.weight(`${prefix}.expertScale`).offset : 0,
+      outputScale: moe.scaled === true ? at.weight(`${prefix}.outputScale`).offset : 0,
       layer,
     }),
   });

@@ -25,7 +25,7 @@ export const singleExpertRows: readonly CpuRow[] = [
     modes: ['prompt', 'step'],
     tolerance: { relativeRms: int8Tolerance.relativeRms, reason: `${int8Tolerance.reason}, twice over` },
     layout: 'interleave4',
-    serves: [...servedActivations, 'biases of experts'],
+    serves: [...servedActivations, 'biases of experts', 'scales of matrices of experts'],
     accepts(request) {
       const { prefix } = request.operation as ExpertsOperation;
       for (const name of ['gate', 'up', 'down'].map((part) => `${prefix}.${part}`)) {
@@ -47,6 +47,7 @@ function emitExperts(operation: ExpertsOperation, builder: Builder): void {
   const ids = own('ids');
   const names: ExpertNames = {
     prefix,
+    scaled: moe.scaled,
     input: normedName(operation),
     inner: own('inner'),
     activation: moe.activation,

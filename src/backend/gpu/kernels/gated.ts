@@ -13,7 +13,7 @@ import { columnsOf, KernelText, type MatrixText, rowReader, rowsOf, unrolled } f
 import { ENABLE_EXCHANGE, exchangeSums, exchanges } from './lane-exchange.ts';
 import { blocksOf, type Encoding, laneSums, lanesOf, scratchCode, turnsOf } from './lane-product.ts';
 import { bindNorm, staging } from './lane-staging.ts';
-import type { MoeLayer } from './moe-layer.ts';
+import { gateScale, type MoeLayer } from './moe-layer.ts';
 import { choosesAlong, routeCode } from './moe-route.ts';
 
 /** A pair of matrices, or a stack of pairs of which a row's route picks. */
@@ -82,23 +82,30 @@ export function emitGated(builder: Builder, gated: Gated): void {
   // All workgroups choose, and the first, which does nothing else, writes it down: nobody else waits for the weights.
   const units = used + (always === undefined ? 0 : 1);
   const ownRank = always === undefined ? 'rank' : `min(rank, ${used - 1}u)`;
+  const chosen =
+    routed === undefined || choice !== undefined
+      ? `pickedExpert(${ownRank})`
+      : `min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u)`;
+  const scaled = routed === undefined ? '' : gateScale(routed.layer, text, 'chosen');
+  const scaleCode = scaled === '' ? '' : `\n  let gateFactor = select(1.0, 1.0${scaled}, rank < ${used}u);`;
   const expertCode =
     routed === undefined
       ? ''
       : choice === undefined
-        ? `  let chosen = min(route[t * ${routed.layer.routeWidth}u + ${ownRank}], ${routed.layer.operation.moe.experts - 1}u);
-  let expert = ${routed.layer.bank.place('chosen')};`
+        ? `  let chosen = ${chosen};
+  let expert = ${routed.layer.bank.place('chosen')};${scaleCode}`
         : `${choice.pick}
   if (wg.x == 0u) {
 ${choice.write}
     return;
   }
-  let chosen = pickedExpert(${ownRank});
-  let expert = chosen;`;
+  let chosen = ${chosen};
+  let expert = chosen;${scaleCode}`;
   /** What the input of a row's expert is multiplied with; products are instead, which is the same. */
   const weightCode = weighs
     ? `    if (rank < ${used}u) { factor *= bitcast<f32>(route[t * ${layer?.routeWidth}u + ${used}u + rank]); }\n`
     : '';
+  const gateFactor = scaled === '' ? '' : ' * gateFactor';
   const loads = (
     [gate, up]: readonly [MatrixText, MatrixText],
     unit: GatedUnit,
@@ -144,7 +151,7 @@ ${choice.write}
       (output, [g, u]) => `    ${weighs ? 'var' : 'let'} factor = ${staged.factor('0u')};
 ${weightCode}    let own = groupFirst + ${turn}${output};
     if (own < wide) {
-${biases === undefined ? `      let value = glu(${g} * factor, ${u} * factor);` : biases.value(`${g} * factor`, `${u} * factor`, used)}
+${biases === undefined ? `      let value = glu(${g} * factor${gateFactor}, ${u} * factor);` : biases.value(`${g} * factor${gateFactor}`, `${u} * factor`, used)}
       inner[t * ${outputWidth}u + ${offset} + own] = select(0.0, value, own < ${ofUnit(({ gate }) => rowsOf(gate))});
     }`,
     );

@@ -1,12 +1,13 @@
 /** Prompt products on subgroup matrices, in the shapes that operations ask for: side by side, gated, and their tiles. */
 
 import type { RowNorm, ValueName } from '../../../model/graph.ts';
+import type { Activation } from '../../../model/spec.ts';
 import type { Weight } from '../../../model/weights.ts';
 import type { Binding, Builder, RunShape } from '../builder.ts';
+import { gluCode } from './activation.ts';
 import { emitHalf, type HalfLayout } from './half.ts';
 import { KernelText, rowsOf } from './kernel-text.ts';
 import { type MatrixTile, matrixKernel, raisedBy } from './matrix-tiles.ts';
-import { sigmoidCode } from './moe-layer.ts';
 
 /** The buffer that holds a value's halves. */
 export function halfName(value: ValueName): string {
@@ -167,6 +168,7 @@ export interface MatrixGated {
   readonly halves: HalfLayout;
   readonly gate: Weight;
   readonly up: Weight;
+  readonly activation: Activation;
   readonly output: Exclude<Binding, { kind: 'weight' }>;
   /** f32 of an output row, all of which are written: those beyond the matrices' rows are zero. */
   readonly outputWidth: number;
@@ -174,7 +176,7 @@ export interface MatrixGated {
   readonly outputOffset?: number;
 }
 
-/** silu(gate · x) ⊙ (up · x) of every row of a prompt run. */
+/** Gate and up of every row of a prompt run become one. */
 export function emitMatrixGated(builder: Builder, gated: MatrixGated, tiles = denseTiles): void {
   const { label, halves, output, outputWidth, outputOffset = 0 } = gated;
   emitTiles(builder, {
@@ -205,7 +207,7 @@ export function emitMatrixGated(builder: Builder, gated: MatrixGated, tiles = de
  * @param given.place WGSL of the first f32 of the output of run row `t`
  */
 export function gatedKernel(
-  { halves, gate, up }: Pick<MatrixGated, 'halves' | 'gate' | 'up'>,
+  { halves, gate, up, activation }: Pick<MatrixGated, 'halves' | 'gate' | 'up' | 'activation'>,
   given: {
     readonly text: KernelText;
     readonly tile: MatrixTile;
@@ -214,23 +216,31 @@ export function gatedKernel(
     readonly inputRow: string;
     readonly place: string;
     readonly wide: number;
+    /** What is done to the products of the row `row` before they become one. */
+    readonly products?: {
+      readonly before: string;
+      readonly gate: (product: string) => string;
+      readonly up: (product: string) => string;
+    };
   },
 ): string {
-  const { text, tile, start, base, inputRow, place, wide } = given;
+  const { text, tile, start, base, inputRow, place, wide, products } = given;
+  const made = [gate, up].map((weight, i) => `s${i} * ${1 / raisedBy(weight)} * scale`) as [string, string];
   const half = tile.rows / 2;
   const parts = [gate, up].map((weight) => ({ weight, matrix: text.matrix(weight), base, first: 'first' }));
   return matrixKernel({
     text,
     tile,
     halves,
-    functions: sigmoidCode,
+    functions: gluCode(activation),
     start: `${start}\n  let first = wg.x * ${half}u;`,
     inputRow,
     segments: [parts],
     write: `        let row = first + r;
         if (row < ${wide}u) {
           let scale = scaleOf(${inputRow});
-          let value = silu(s0 * ${1 / raisedBy(gate)} * scale) * (s1 * ${1 / raisedBy(up)} * scale);
+${products?.before ?? ''}
+          let value = glu(${products?.gate(made[0]) ?? made[0]}, ${products?.up(made[1]) ?? made[1]});
           y[${place} + row] = select(0.0, value, row < ${rowsOf(gate)}u);
         }`,
   });

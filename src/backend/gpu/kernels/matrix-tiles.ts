@@ -327,7 +327,7 @@ function hasCodes({ format }: Weight): boolean {
 
 /** What a weight's halves are too large by. */
 export function raisedBy(weight: Weight): number {
-  return hasCodes(weight) && weight.format !== 'NVFP4' ? RAISED : 1;
+  return hasCodes(weight) && !weight.format.startsWith('NVFP4') ? RAISED : 1;
 }
 
 /** WGSL of the 32 columns of a block as array<vec4u, 4>, in the order of `half.ts`. */

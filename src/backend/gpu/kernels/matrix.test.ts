@@ -71,7 +71,7 @@ for (const given of operations) {
 
     test('is on subgroup matrices where the device has them, and else in f32', () => {
       for (const { id } of gpuFormats) {
-        const fine = id !== 'F32' && id !== 'BF16';
+        const fine = !/^(F32|BF16|FP8)/.test(id);
         const chosen = select(gpuRows, request(given, { format: id })).name;
         assert.equal(chosen === row.name, fine, `${id}: ${chosen}`);
       }
@@ -89,7 +89,7 @@ for (const given of operations) {
         const refusal = (weight: WeightShape) => String(row.accepts(request(given, { change: { [name]: weight } })));
         const stack = kind === 'moe' && !name.includes('shared') ? [4] : [];
         const shape = [...stack, 256, 256];
-        for (const format of ['F32', 'BF16']) {
+        for (const format of ['F32', 'BF16', 'FP8_128']) {
           const reason = new RegExp(`${name}: weights are rounded to f16, which is too coarse for ${format}`);
           assert.match(refusal({ format, shape }), reason);
         }
@@ -102,10 +102,11 @@ for (const given of operations) {
   });
 }
 
-test('what is not silu is refused', () => {
+test('a gated product serves every activation, and a plain one has none to serve', () => {
   const gelu: Operation = { ...base, kind: 'gated', gate: 'a', up: 'b', activation: 'geluTanh' };
   const row = gpuRows.find(({ name }) => name === 'gated-prompt-matrix') as KernelRow;
-  assert.equal(answerOf(row, request({ operation: gelu, matrices: ['a', 'b'] })), 'does not serve GELU');
+  assert.equal(answerOf(row, request({ operation: gelu, matrices: ['a', 'b'] })), true);
+  assert.deepEqual(gpuRows.find(({ name }) => name === 'project-prompt-matrix')?.serves, []);
 });
 
 test('tiles are whole fragments in every subgroup, and fit the workgroup memory that the feature stands for', () => {

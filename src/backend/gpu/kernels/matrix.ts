@@ -6,6 +6,7 @@ import type { KernelRequest, Tolerance, WeightShape } from '../../kernel.ts';
 import type { Builder } from '../builder.ts';
 import { acceptsWeight } from '../formats/index.ts';
 import type { GpuRow } from '../row.ts';
+import { servedActivations } from './activation.ts';
 import { emitMatrix, emitMatrixGated, halvesOf } from './matrix-product.ts';
 
 /** What a device must offer (`device.ts` says what the name stands for). */
@@ -17,7 +18,7 @@ export const matrixTolerance: Tolerance = {
 };
 
 /** Formats whose values f16 does not hold: more digits, or more range. */
-const tooFine: readonly FormatId[] = ['F32', 'BF16'];
+const tooFine: readonly FormatId[] = ['F32', 'BF16', 'FP8_32', 'FP8_128'];
 
 /** true, or why the request's device or one of the named weights does not allow products on subgroup matrices. */
 export function acceptsMatrix({ features, weights }: KernelRequest, names: readonly string[]): true | string {
@@ -51,6 +52,7 @@ function matrixRow(kind: Product['kind']): GpuRow {
     modes: ['prompt'],
     tolerance: matrixTolerance,
     layout: 'planes',
+    serves: kind === 'gated' ? servedActivations : [],
     accepts(request) {
       const operation = request.operation as Product;
       const names = matricesOf(operation);
@@ -78,7 +80,7 @@ function emitProduct(operation: Product, builder: Builder): void {
   } as const;
   if (kind === 'gated') {
     const [gate, up] = [builder.weight(operation.gate), builder.weight(operation.up)];
-    emitMatrixGated(builder, { ...common, gate, up });
+    emitMatrixGated(builder, { ...common, gate, up, activation: operation.activation });
     return;
   }
   const parts = kind === 'linear' ? [operation] : operation.parts;

@@ -70,6 +70,16 @@ export function bankOf({ layer, prefix, split }: MoeOperation, builder: Builder)
   };
 }
 
+/**
+ * What an expert's gate is multiplied with, where its matrices have scales beside their values: binds them, and gives the
+ * WGSL of the expert's, or of nothing.
+ */
+export function gateScale({ operation }: Pick<MoeLayer, 'operation'>, text: KernelText, expert: string): string {
+  if (operation.moe.scaled !== true) return '';
+  text.vector(`${operation.prefix}.gateScale`, 'gateScale');
+  return ` * gateScale[${expert}]`;
+}
+
 export const buffer = (name: string, access: 'read' | 'write') =>
   ({ kind: 'buffer', name, access }) as const satisfies Binding;
 export const value = (name: string, access: 'read' | 'write') =>

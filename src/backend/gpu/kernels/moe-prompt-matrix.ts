@@ -8,8 +8,8 @@ import { KernelText } from './kernel-text.ts';
 import { acceptsMatrix, matrixTolerance } from './matrix.ts';
 import { denseTiles, emitMatrix, emitMatrixGated, gatedKernel, halfName, halvesOf } from './matrix-product.ts';
 import { type MatrixTile, matrixKernel, raisedBy } from './matrix-tiles.ts';
-import { acceptsLayer, emitMoe } from './moe.ts';
-import { buffer, type MoeLayer, value } from './moe-layer.ts';
+import { acceptsLayer, emitMoe, servedOfExperts } from './moe.ts';
+import { buffer, gateScale, type MoeLayer, value } from './moe-layer.ts';
 import { emitCombine, emitSort, type Sorted } from './moe-sort.ts';
 
 export const moeMatrixRows: readonly GpuRow[] = [
@@ -20,6 +20,7 @@ export const moeMatrixRows: readonly GpuRow[] = [
     modes: ['prompt'],
     tolerance: { ...matrixTolerance, reason: `${matrixTolerance.reason}, twice over; the router's are f32` },
     layout: 'planes',
+    serves: servedOfExperts,
     accepts(request) {
       const { prefix } = request.operation as MoeOperation;
       const answer = acceptsLayer(request);
@@ -122,6 +123,7 @@ export function emitMatrixExperts(layer: MoeLayer, how = shape): void {
       halves,
       gate: builder.weight(`${prefix}.shared.gate`),
       up: builder.weight(`${prefix}.shared.up`),
+      activation: moe.activation,
       output: buffer(inner, 'write'),
       outputWidth: sharedSlot,
       outputOffset: offset,
@@ -145,17 +147,29 @@ export function emitMatrixExperts(layer: MoeLayer, how = shape): void {
   emitCombine(layer, 'prompt');
 }
 
-/** silu(gate · x) ⊙ (up · x) of sorted pairs, in their order. */
-function emitIn({ operation, builder, inner, slot, bank }: MoeLayer, halves: HalfLayout, { tiles, sorted }: Cut): void {
+/** Gate and up of sorted pairs become one, in their order. */
+function emitIn(layer: MoeLayer, halves: HalfLayout, { tiles, sorted }: Cut): void {
+  const { operation, builder, route, routeWidth, inner, slot, bank } = layer;
   const { moe, prefix } = operation;
+  const { used, biases, router } = moe;
   const tile = tiles.in;
   const text = new KernelText()
     .bind(buffer(halves.name, 'read'), 'inputs', 'vec4u')
     .bind(buffer(inner, 'write'), 'y', 'f32')
     .bind(buffer(sorted.name, 'read'), 'sorted', 'u32');
   bank.bind(text);
+  if (biases) text.vector(`${prefix}.gate.bias`, 'gateBias').vector(`${prefix}.up.bias`, 'upBias');
+  if (router.weighsInput) text.bind(buffer(route, 'read'), 'route', 'u32');
+  const adjusted =
+    (bias: string, scale = '') =>
+    (product: string) => {
+      const weighed = `${product}${scale}${router.weighsInput ? ' * weight' : ''}`;
+      return biases ? `${weighed} + ${bias}[expert * ${moe.inner}u + min(row, ${moe.inner - 1}u)]` : weighed;
+    };
+  const weight = `          let pair = sorted[${sorted.order}u + place + t];
+          let weight = bitcast<f32>(route[(pair / ${used}u) * ${routeWidth}u + ${used}u + pair % ${used}u]);`;
   const code = gatedKernel(
-    { halves, gate: bank.gate, up: bank.up },
+    { halves, gate: bank.gate, up: bank.up, activation: moe.activation },
     {
       text,
       tile,
@@ -164,6 +178,11 @@ function emitIn({ operation, builder, inner, slot, bank }: MoeLayer, halves: Hal
       inputRow: `sorted[${sorted.order}u + place + t] / ${moe.used}u`,
       place: `(place + t) * ${slot}u`,
       wide: slot,
+      products: {
+        before: router.weighsInput ? weight : '',
+        gate: adjusted('gateBias', gateScale(layer, text, 'expert')),
+        up: adjusted('upBias'),
+      },
     },
   );
   builder.dispatch('prompt', {
@@ -176,7 +195,7 @@ function emitIn({ operation, builder, inner, slot, bank }: MoeLayer, halves: Hal
 
 /** down · inner of sorted pairs: [pairs, hidden] in the order of pairs. */
 function emitOut({ operation, builder, hidden, bank }: MoeLayer, halves: HalfLayout, { tiles, sorted }: Cut): void {
-  const { prefix } = operation;
+  const { prefix, moe } = operation;
   const tile = tiles.out;
   const weight = bank.down;
   const text = new KernelText()
@@ -184,6 +203,8 @@ function emitOut({ operation, builder, hidden, bank }: MoeLayer, halves: HalfLay
     .bind(buffer(`${prefix}.made`, 'write'), 'made', 'f32')
     .bind(buffer(sorted.name, 'read'), 'sorted', 'u32');
   bank.bind(text);
+  if (moe.biases) text.vector(`${prefix}.down.bias`, 'downBias');
+  const bias = moe.biases ? ` + downBias[expert * ${hidden}u + first + r]` : '';
   const matrix = text.matrix(weight);
   const code = matrixKernel({
     text,
@@ -194,7 +215,7 @@ function emitOut({ operation, builder, hidden, bank }: MoeLayer, halves: HalfLay
     segments: [[{ weight, matrix, base: `at * ${hidden}u`, first: 'first' }]],
     write: `        if (first + r < ${hidden}u) {
           let pair = sorted[${sorted.order}u + place + t];
-          made[pair * ${hidden}u + first + r] = s0 * ${1 / raisedBy(weight)} * scaleOf(place + t);
+          made[pair * ${hidden}u + first + r] = s0 * ${1 / raisedBy(weight)} * scaleOf(place + t)${bias};
         }`,
   });
   builder.dispatch('prompt', {

@@ -6,7 +6,7 @@
 import { gluCode } from './activation.ts';
 import { columnsOf, KernelText, rowReader } from './kernel-text.ts';
 import { emitTiled } from './linear.ts';
-import { buffer, type MoeLayer, value } from './moe-layer.ts';
+import { buffer, gateScale, type MoeLayer, value } from './moe-layer.ts';
 import { emitCombine, emitSort, type Sorted } from './moe-sort.ts';
 import { emitTiledGated } from './tiled-gated.ts';
 import { TILE_ROWS, tileKernel } from './tiles.ts';
@@ -43,6 +43,7 @@ function emitIn(layer: MoeLayer, sorted: Sorted): void {
   if (router.weighsInput) text.bind(buffer(route, 'read'), 'route', 'u32');
   const gate = text.matrix(bank.gate);
   const up = text.matrix(bank.up);
+  const scale = gateScale(layer, text, 'expert');
   const half = TILE_ROWS / 2;
   /** A product as what is made of it takes it: of the weighed input, with its bias. */
   const productOf = (product: string, bias: string) => {
@@ -51,7 +52,7 @@ function emitIn(layer: MoeLayer, sorted: Sorted): void {
   };
   const put = (j: number) => `      {
         let row = first + tx + ${16 * j}u;
-        if (row < ${slot}u) { inner[out + row] = select(0.0, glu(${productOf(`s${j}`, 'gateBias')}, ${productOf(`s${j + 2}`, 'upBias')}), row < ${rows}u); }
+        if (row < ${slot}u) { inner[out + row] = select(0.0, glu(${productOf(`s${j}${scale}`, 'gateBias')}, ${productOf(`s${j + 2}`, 'upBias')}), row < ${rows}u); }
       }`;
   const code = tileKernel({
     text,

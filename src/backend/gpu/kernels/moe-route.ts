@@ -28,7 +28,7 @@ export function choosesAlong({ operation }: Pick<MoeLayer, 'operation'>): boolea
 
 /** WGSL of the choice for the row `t` by the threads `tid`; a module has it once. */
 export interface RouteCode {
-  /** Binds the router's logits as `logits`, and the selection bias and the experts' scales where there are some. */
+  /** Binds the router's logits as `logits`, and the selection bias and the scales of experts and outputs where there are any. */
   bind(text: KernelText): void;
   /** Declares workgroup memory, and `pickedExpert(rank)`; after `sigmoidCode`. */
   readonly functions: string;
@@ -124,6 +124,7 @@ ${pickIf(` && tid < ${experts * counters}u`)}
       text.bind(buffer(logits, 'read'), 'logits', 'f32');
       if (selectionBias) text.vector(`${prefix}.selectionBias`, 'bias');
       if (expertScale) text.vector(`${prefix}.expertScale`, 'expertScale');
+      if (moe.scaled === true) text.vector(`${prefix}.outputScale`, 'outputScale');
     },
     functions: /* wgsl */ `
 ${softmax ? `${blockMax(threads, LEAST)}\n${blockSum(threads)}` : ''}
@@ -181,7 +182,7 @@ ${byScore || !softmax ? '' : softmaxed}
     for (var k = 0u; k < ${used}u; k++) { total += scores[picked[k]]${softmax ? ' / sum' : ''}; }
     var weight = scores[picked[tid]]${softmax ? ' / sum' : ''};
     ${normalise ? 'if (total > 1e-20) { weight /= total; }' : ''}
-    weight *= ${f32Literal(scale)}${expertScale ? ' * expertScale[picked[tid]]' : ''};
+    weight *= ${f32Literal(scale)}${expertScale ? ' * expertScale[picked[tid]]' : ''};${moe.scaled === true ? ' weight *= outputScale[picked[tid]];' : ''}
     let lost = atomicLoad(&bad) != 0u;
     route[t * ${routeWidth}u + tid] = pickedExpert(tid);
     route[t * ${routeWidth}u + ${used}u + tid] = select(bitcast<u32>(weight), ${NAN_BITS}, lost);

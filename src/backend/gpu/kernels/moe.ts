@@ -4,6 +4,7 @@
  * (row, rank) pairs by expert and multiply the rows of an expert together.
  */
 
+import type { Demand } from '../../../model/demands.ts';
 import type { MoeOperation, ValueName } from '../../../model/graph.ts';
 import type { MoeSpec } from '../../../model/spec.ts';
 import { expertVectors } from '../../../model/weights.ts';
@@ -33,6 +34,17 @@ const f32Tolerance: Tolerance = {
   reason: 'f32 sums in several lanes, twice over, and weights of a few ulp',
 };
 
+/** What all rows of a layer serve. */
+export const servedOfExperts: readonly Demand[] = [
+  ...servedActivations,
+  'biases of experts',
+  "a router's bias",
+  "a router's own input",
+  'scales of experts',
+  'weights on the inputs of experts',
+  'scales of matrices of experts',
+];
+
 /** @param encoding of what goes into the experts; the router sees f32 whatever it is */
 function moeRow(name: string, mode: Mode, encoding: Encoding): GpuRow {
   return {
@@ -42,14 +54,7 @@ function moeRow(name: string, mode: Mode, encoding: Encoding): GpuRow {
     modes: [mode],
     tolerance: encoding.id === 'f32' ? f32Tolerance : encoding.tolerance,
     layout: 'planes',
-    serves: [
-      ...servedActivations,
-      'biases of experts',
-      "a router's bias",
-      "a router's own input",
-      'scales of experts',
-      'weights on the inputs of experts',
-    ],
+    serves: servedOfExperts,
     accepts(request) {
       const answer = acceptsLayer(request);
       if (answer !== true) return answer;
@@ -88,6 +93,8 @@ export function acceptsLayer(request: KernelRequest): true | string {
 }
 
 function acceptsMoe(moe: MoeSpec): true | string {
+  if (moe.scaled === true && moe.router.weighsInput)
+    return 'scales what experts give by their weights, found weights on their inputs';
   if (moe.experts > MAX_EXPERTS) return `chooses among up to ${MAX_EXPERTS} experts, found ${moe.experts}`;
   const groups = moe.router.groups?.count ?? 0;
   if (groups > MAX_GROUPS) return `ranks up to ${MAX_GROUPS} groups of experts, found ${groups}`;

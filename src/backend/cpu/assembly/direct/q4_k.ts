@@ -6,21 +6,6 @@ import { BYTES, minimumsHigh, minimumsLow, scalesHigh, scalesLow } from '../tile
 import { byteOfLane } from '../tiles/tile';
 import { add8, addScaled, rowsOf, sum8, unsignedNumbers, unsignedScale } from './cells';
 
-/**
- * One row or two are multiplied with two groups, `a` and `b`: what is loaded of a row serves both, and four cells are as many
- * as registers hold. Cells 0 and 1 are rows of `a`, cells 2 and 3 the same rows of `b` or two more of `a`.
- */
-// @ts-ignore: decorator
-@inline
-function twoGroups<Rows>(): bool {
-  return rowsOf<Rows>() < 3;
-}
-// @ts-ignore: decorator
-@inline
-function hasFourth<Rows>(): bool {
-  return rowsOf<Rows>() == 2 || rowsOf<Rows>() == 4;
-}
-
 /** Σ q·x of 8 columns in low nibbles. */
 // @ts-ignore: decorator
 @inline
@@ -65,10 +50,8 @@ function addBlock(sum: v128, d: v128, scaled: v128, least: v128, minimums: v128)
   return f32x4.add(sum, f32x4.sub(f32x4.mul(d, scaled), f32x4.mul(least, minimums)));
 }
 
-/** Of `blocks` blocks; cell i goes to `out`i. */
 export function multiplyQ4K<Rows>(
-  a: usize, b: usize, blocks: i32, x0: usize, x1: usize, x2: usize, x3: usize,
-  out0: usize, out1: usize, out2: usize, out3: usize,
+  group: usize, blocks: i32, x0: usize, x1: usize, x2: usize, x3: usize, out0: usize, out1: usize, out2: usize, out3: usize,
 ): void {
   const nibble = i8x16.splat(<i8>NIBBLE);
   const top = i8x16.splat(<i8>HIGH_PAIR);
@@ -84,97 +67,83 @@ export function multiplyQ4K<Rows>(
   for (let block = 0; block < blocks; block++) {
     let s0 = zero, s1 = zero, s2 = zero, s3 = zero;
     let m0 = zero, m1 = zero, m2 = zero, m3 = zero;
-    let at = a + 64, aScales = scalesLow(a, six), aMinimums = minimumsLow(a, six);
-    let bt = at, bScales = aScales, bMinimums = aMinimums;
-    if (twoGroups<Rows>()) bt = b + 64, bScales = scalesLow(b, six), bMinimums = minimumsLow(b, six);
+    let at = group + 64, scales = scalesLow(group, six), minimums = minimumsLow(group, six);
     for (let half = 0; half < 2; half++) {
       // 64 columns: l is the block in the low nibbles, h the next one.
       for (let pair = 0; pair < 2; pair++) {
-        const y2 = twoGroups<Rows>() ? x0 : x2, y3 = twoGroups<Rows>() ? x1 : x3;
-        let l0: v128, l1 = zero, l2: v128, l3 = zero, h0: v128, h1 = zero, h2: v128, h3 = zero;
+        let l0: v128, l1 = zero, l2 = zero, l3 = zero, h0: v128, h1 = zero, h2 = zero, h3 = zero;
 
-        let v0 = v128.load(at), v1 = v128.load(at, 16);
-        let w0 = twoGroups<Rows>() ? v128.load(bt) : v0, w1 = twoGroups<Rows>() ? v128.load(bt, 16) : v1;
-        l0 = low(x0, v0, v1, nibble);
-        if (rowsOf<Rows>() > 1) l1 = low(x1, v0, v1, nibble);
-        l2 = low(y2, w0, w1, nibble);
-        if (hasFourth<Rows>()) l3 = low(y3, w0, w1, nibble);
-        h0 = high(x0, v0, v1, nibble);
-        if (rowsOf<Rows>() > 1) h1 = high(x1, v0, v1, nibble);
-        h2 = high(y2, w0, w1, nibble);
-        if (hasFourth<Rows>()) h3 = high(y3, w0, w1, nibble);
+        let w0 = v128.load(at), w1 = v128.load(at, 16);
+        l0 = low(x0, w0, w1, nibble);
+        if (rowsOf<Rows>() > 1) l1 = low(x1, w0, w1, nibble);
+        if (rowsOf<Rows>() > 2) l2 = low(x2, w0, w1, nibble);
+        if (rowsOf<Rows>() > 3) l3 = low(x3, w0, w1, nibble);
+        h0 = high(x0, w0, w1, nibble);
+        if (rowsOf<Rows>() > 1) h1 = high(x1, w0, w1, nibble);
+        if (rowsOf<Rows>() > 2) h2 = high(x2, w0, w1, nibble);
+        if (rowsOf<Rows>() > 3) h3 = high(x3, w0, w1, nibble);
 
-        v0 = v128.load(at, 32), v1 = v128.load(at, 48);
-        w0 = twoGroups<Rows>() ? v128.load(bt, 32) : v0, w1 = twoGroups<Rows>() ? v128.load(bt, 48) : v1;
-        l0 = addLow(l0, x0 + 8, v0, v1, nibble);
-        if (rowsOf<Rows>() > 1) l1 = addLow(l1, x1 + 8, v0, v1, nibble);
-        l2 = addLow(l2, y2 + 8, w0, w1, nibble);
-        if (hasFourth<Rows>()) l3 = addLow(l3, y3 + 8, w0, w1, nibble);
-        h0 = addHigh(h0, x0 + 8, v0, v1, nibble);
-        if (rowsOf<Rows>() > 1) h1 = addHigh(h1, x1 + 8, v0, v1, nibble);
-        h2 = addHigh(h2, y2 + 8, w0, w1, nibble);
-        if (hasFourth<Rows>()) h3 = addHigh(h3, y3 + 8, w0, w1, nibble);
+        w0 = v128.load(at, 32), w1 = v128.load(at, 48);
+        l0 = addLow(l0, x0 + 8, w0, w1, nibble);
+        if (rowsOf<Rows>() > 1) l1 = addLow(l1, x1 + 8, w0, w1, nibble);
+        if (rowsOf<Rows>() > 2) l2 = addLow(l2, x2 + 8, w0, w1, nibble);
+        if (rowsOf<Rows>() > 3) l3 = addLow(l3, x3 + 8, w0, w1, nibble);
+        h0 = addHigh(h0, x0 + 8, w0, w1, nibble);
+        if (rowsOf<Rows>() > 1) h1 = addHigh(h1, x1 + 8, w0, w1, nibble);
+        if (rowsOf<Rows>() > 2) h2 = addHigh(h2, x2 + 8, w0, w1, nibble);
+        if (rowsOf<Rows>() > 3) h3 = addHigh(h3, x3 + 8, w0, w1, nibble);
 
-        v0 = v128.load(at, 64), v1 = v128.load(at, 80);
-        w0 = twoGroups<Rows>() ? v128.load(bt, 64) : v0, w1 = twoGroups<Rows>() ? v128.load(bt, 80) : v1;
-        l0 = addLow(l0, x0 + 16, v0, v1, nibble);
-        if (rowsOf<Rows>() > 1) l1 = addLow(l1, x1 + 16, v0, v1, nibble);
-        l2 = addLow(l2, y2 + 16, w0, w1, nibble);
-        if (hasFourth<Rows>()) l3 = addLow(l3, y3 + 16, w0, w1, nibble);
-        h0 = addHigh(h0, x0 + 16, v0, v1, nibble);
-        if (rowsOf<Rows>() > 1) h1 = addHigh(h1, x1 + 16, v0, v1, nibble);
-        h2 = addHigh(h2, y2 + 16, w0, w1, nibble);
-        if (hasFourth<Rows>()) h3 = addHigh(h3, y3 + 16, w0, w1, nibble);
+        w0 = v128.load(at, 64), w1 = v128.load(at, 80);
+        l0 = addLow(l0, x0 + 16, w0, w1, nibble);
+        if (rowsOf<Rows>() > 1) l1 = addLow(l1, x1 + 16, w0, w1, nibble);
+        if (rowsOf<Rows>() > 2) l2 = addLow(l2, x2 + 16, w0, w1, nibble);
+        if (rowsOf<Rows>() > 3) l3 = addLow(l3, x3 + 16, w0, w1, nibble);
+        h0 = addHigh(h0, x0 + 16, w0, w1, nibble);
+        if (rowsOf<Rows>() > 1) h1 = addHigh(h1, x1 + 16, w0, w1, nibble);
+        if (rowsOf<Rows>() > 2) h2 = addHigh(h2, x2 + 16, w0, w1, nibble);
+        if (rowsOf<Rows>() > 3) h3 = addHigh(h3, x3 + 16, w0, w1, nibble);
 
-        v0 = v128.load(at, 96), v1 = v128.load(at, 112);
-        w0 = twoGroups<Rows>() ? v128.load(bt, 96) : v0, w1 = twoGroups<Rows>() ? v128.load(bt, 112) : v1;
-        l0 = addLow(l0, x0 + 24, v0, v1, nibble);
-        if (rowsOf<Rows>() > 1) l1 = addLow(l1, x1 + 24, v0, v1, nibble);
-        l2 = addLow(l2, y2 + 24, w0, w1, nibble);
-        if (hasFourth<Rows>()) l3 = addLow(l3, y3 + 24, w0, w1, nibble);
-        h0 = addHigh(h0, x0 + 24, v0, v1, nibble);
-        if (rowsOf<Rows>() > 1) h1 = addHigh(h1, x1 + 24, v0, v1, nibble);
-        h2 = addHigh(h2, y2 + 24, w0, w1, nibble);
-        if (hasFourth<Rows>()) h3 = addHigh(h3, y3 + 24, w0, w1, nibble);
+        w0 = v128.load(at, 96), w1 = v128.load(at, 112);
+        l0 = addLow(l0, x0 + 24, w0, w1, nibble);
+        if (rowsOf<Rows>() > 1) l1 = addLow(l1, x1 + 24, w0, w1, nibble);
+        if (rowsOf<Rows>() > 2) l2 = addLow(l2, x2 + 24, w0, w1, nibble);
+        if (rowsOf<Rows>() > 3) l3 = addLow(l3, x3 + 24, w0, w1, nibble);
+        h0 = addHigh(h0, x0 + 24, w0, w1, nibble);
+        if (rowsOf<Rows>() > 1) h1 = addHigh(h1, x1 + 24, w0, w1, nibble);
+        if (rowsOf<Rows>() > 2) h2 = addHigh(h2, x2 + 24, w0, w1, nibble);
+        if (rowsOf<Rows>() > 3) h3 = addHigh(h3, x3 + 24, w0, w1, nibble);
 
-        let scale = unsignedScale(aScales, first), next = unsignedScale(aScales, second);
-        let minimum = minimumOf(aMinimums, 0), nextMinimum = minimumOf(aMinimums, 1);
+        const scale = unsignedScale(scales, first), next = unsignedScale(scales, second);
+        const minimum = minimumOf(minimums, 0), nextMinimum = minimumOf(minimums, 1);
         s0 = addScaled(addScaled(s0, l0, scale, x0), h0, next, x0 + INT8_BLOCK);
         m0 = addMinimums(m0, minimum, nextMinimum, x0);
         if (rowsOf<Rows>() > 1) {
           s1 = addScaled(addScaled(s1, l1, scale, x1), h1, next, x1 + INT8_BLOCK);
           m1 = addMinimums(m1, minimum, nextMinimum, x1);
         }
-        if (twoGroups<Rows>()) {
-          scale = unsignedScale(bScales, first), next = unsignedScale(bScales, second);
-          minimum = minimumOf(bMinimums, 0), nextMinimum = minimumOf(bMinimums, 1);
-          bScales = i32x4.shr_u(bScales, 16), bMinimums = i32x4.shr_u(bMinimums, 16);
+        if (rowsOf<Rows>() > 2) {
+          s2 = addScaled(addScaled(s2, l2, scale, x2), h2, next, x2 + INT8_BLOCK);
+          m2 = addMinimums(m2, minimum, nextMinimum, x2);
         }
-        s2 = addScaled(addScaled(s2, l2, scale, y2), h2, next, y2 + INT8_BLOCK);
-        m2 = addMinimums(m2, minimum, nextMinimum, y2);
-        if (hasFourth<Rows>()) {
-          s3 = addScaled(addScaled(s3, l3, scale, y3), h3, next, y3 + INT8_BLOCK);
-          m3 = addMinimums(m3, minimum, nextMinimum, y3);
+        if (rowsOf<Rows>() > 3) {
+          s3 = addScaled(addScaled(s3, l3, scale, x3), h3, next, x3 + INT8_BLOCK);
+          m3 = addMinimums(m3, minimum, nextMinimum, x3);
         }
-        aScales = i32x4.shr_u(aScales, 16), aMinimums = i32x4.shr_u(aMinimums, 16);
-        at += 128, bt += 128;
+        scales = i32x4.shr_u(scales, 16), minimums = i32x4.shr_u(minimums, 16);
+        at += 128;
         x0 += 2 * INT8_BLOCK, x1 += 2 * INT8_BLOCK, x2 += 2 * INT8_BLOCK, x3 += 2 * INT8_BLOCK;
       }
-      aScales = scalesHigh(a, nibble, top), aMinimums = minimumsHigh(a, nibble, top);
-      if (twoGroups<Rows>()) bScales = scalesHigh(b, nibble, top), bMinimums = minimumsHigh(b, nibble, top);
+      scales = scalesHigh(group, nibble, top), minimums = minimumsHigh(group, nibble, top);
     }
-    let d = loadF16Lanes(a, magnitude, bias, knee, tiny), least = loadF16Lanes(a + 8, magnitude, bias, knee, tiny);
+    const d = loadF16Lanes(group, magnitude, bias, knee, tiny), least = loadF16Lanes(group + 8, magnitude, bias, knee, tiny);
     sum0 = addBlock(sum0, d, s0, least, m0);
     if (rowsOf<Rows>() > 1) sum1 = addBlock(sum1, d, s1, least, m1);
-    if (twoGroups<Rows>()) {
-      d = loadF16Lanes(b, magnitude, bias, knee, tiny), least = loadF16Lanes(b + 8, magnitude, bias, knee, tiny);
-    }
-    sum2 = addBlock(sum2, d, s2, least, m2);
-    if (hasFourth<Rows>()) sum3 = addBlock(sum3, d, s3, least, m3);
-    a += BYTES, b += BYTES;
+    if (rowsOf<Rows>() > 2) sum2 = addBlock(sum2, d, s2, least, m2);
+    if (rowsOf<Rows>() > 3) sum3 = addBlock(sum3, d, s3, least, m3);
+    group += BYTES;
   }
   v128.store(out0, sum0);
   if (rowsOf<Rows>() > 1) v128.store(out1, sum1);
-  v128.store(out2, sum2);
-  if (hasFourth<Rows>()) v128.store(out3, sum3);
+  if (rowsOf<Rows>() > 2) v128.store(out2, sum2);
+  if (rowsOf<Rows>() > 3) v128.store(out3, sum3);
 }

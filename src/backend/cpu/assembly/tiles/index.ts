@@ -5,6 +5,7 @@ import * as iq4_nl from './iq4_nl';
 import * as iq4_xs from './iq4_xs';
 import * as mxfp4 from './mxfp4';
 import * as nvfp4 from './nvfp4';
+import * as nvfp4_32 from './nvfp4_32';
 import * as q2_k from './q2_k';
 import * as q3_k from './q3_k';
 import * as q4_0 from './q4_0';
@@ -36,6 +37,7 @@ export function blockBytes(format: i32): usize {
     case 11: return iq4_xs.BYTES;
     case 12: return mxfp4.BYTES;
     case 13: return nvfp4.BYTES;
+    case 14: return nvfp4_32.BYTES;
   }
   unreachable();
   return 0;
@@ -64,7 +66,7 @@ export function kindOf(format: i32): i32 {
     case 2: case 3: return 6;
     case 8: case 12: return 1;
     case 5: return 2;
-    case 6: case 9: case 13: return 3;
+    case 6: case 9: case 13: case 14: return 3;
     case 4: case 10: case 11: return 4;
     default: return 0;
   }
@@ -90,6 +92,7 @@ export function decodeTiles(format: i32, group: usize, tile: usize, tiles: i32):
       case 11: iq4_xs.decode(group, tile); break;
       case 12: mxfp4.decode(group, tile); break;
       case 13: nvfp4.decode(group, tile); break;
+      case 14: nvfp4_32.decode(group, tile); break;
       default: unreachable();
     }
     group += bytes;
