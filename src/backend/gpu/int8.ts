@@ -20,11 +20,14 @@ fn sumOf(words: vec4u) -> i32 {
   return (dot4I8Packed(words.x, ones) + dot4I8Packed(words.y, ones)) + (dot4I8Packed(words.z, ones) + dot4I8Packed(words.w, ones));
 }
 /**
- * Of the size (bits without the sign) of the largest of a block: what its values are multiplied with, and divided by. The former is
- * never made of the reciprocal of a value so large that it is a subnormal, which devices may take for zero.
+ * Of the size (bits without the sign) of the largest of a block: what its values are multiplied with, and divided by. Devices
+ * divide by way of the reciprocal, and that of a very large value is a subnormal, which they may take for zero: such a value is
+ * divided by 2^32 first, in its bits, where no compiler looks through it, and so is the result.
  */
 fn inverseFor(most: u32) -> f32 {
-  return select(0.0, 1.0 / (bitcast<f32>(most) * 0.007874015748031496), most < 0x7f800000u && most >= 0x0d000000u);
+  let shift = select(0u, 0x10000000u, most >= 0x70000000u);
+  let inverse = bitcast<f32>(bitcast<u32>(127.0 / bitcast<f32>(most - shift)) - shift);
+  return select(0.0, inverse, most < 0x7f800000u && most >= 0x0d000000u);
 }
 fn scaleFor(most: u32) -> f32 {
   return bitcast<f32>(select(0x7fc00000u, bitcast<u32>(bitcast<f32>(most) * 0.007874015748031496), most < 0x7f800000u));
