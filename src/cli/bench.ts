@@ -152,8 +152,9 @@ async function measureAll(
 ): Promise<Measured & Pick<BenchResult, 'gpuMemory'> & { readonly profiled?: Profiled }> {
   const measured = await measure(model, request);
   request.signal.throwIfAborted();
-  const profiled = await profile(model, request);
+  // Before the speed of the memory is measured, in a buffer that no model has.
   const gpuMemory = await model.deviceMemory();
+  const profiled = await profile(model, request);
   return {
     ...measured,
     ...(profiled === undefined ? {} : { profiled }),
