@@ -27,7 +27,7 @@ async function described(family: string): Promise<string> {
 
 for (const [family, ...said] of [
   ['gpt-oss', 'yarn scaling, a window of 8 positions, sinks', 'clampedSwiglu, with biases, softmax router, normalised'],
-  ['gemma3', 'multiplied with 8', 'geluTanh', 'a window of 8 positions'],
+  ['gemma3', 'embedding × 8', 'geluTanh', 'a window of 8 positions'],
   ['gemma4-moe', 'logits capped at 30', 'scales of experts', 'a dense block of 96 beside them'],
   [
     'llama4',

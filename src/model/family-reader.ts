@@ -125,18 +125,24 @@ export class FamilyReader {
     return found.value as boolean;
   }
 
+  /** Whether the key has an array; does not consume it. */
+  isArray(key: string): boolean {
+    return this.file.metadata.get(this.#nameOf(key))?.type === 'array';
+  }
+
   /**
-   * True or false for each layer.
+   * True or false for each layer, or words that mean as much.
    * @throws CorruptFileError `corrupt_file` naming the full key.
    */
-  flags(key: string, layers: number): readonly boolean[] {
+  flags(key: string, layers: number, words: Readonly<Record<string, boolean>> = {}): readonly boolean[] {
     const found = this.#take(key);
-    const expected = `true or false for each of the ${layers} layers`;
+    const either = ['true or false', ...Object.keys(words)].join(' or ');
+    const expected = `${either} for each of the ${layers} layers`;
     if (found === undefined) throw this.#missingKey(key, expected);
-    if (found.type !== 'array' || found.element !== 'bool' || found.value.length !== layers) {
-      throw this.corruptKey(key, describe(found), expected);
-    }
-    return Array.from(found.value, (value) => value === true);
+    const values = found.type === 'array' && found.value.length === layers ? Array.from(found.value) : [];
+    const flags = values.flatMap((value) => (typeof value === 'boolean' ? value : (words[String(value)] ?? [])));
+    if (flags.length !== layers) throw this.corruptKey(key, describe(found), expected);
+    return flags;
   }
 
   /** @throws CorruptFileError `corrupt_file` naming the full key. */

@@ -7,7 +7,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { relativeRms, runTokens, withDevice } from '../support/device.ts';
-import { checkpointFile, checkpoints } from '../support/families.ts';
+import { checkpointFile, checkpoints, int8RmsOf } from '../support/families.ts';
 import { f32Of, i32Of, readSafetensors } from '../support/safetensors.ts';
 
 /** Where a router's best scores are all but equal, rounding may choose another expert for a row. */
@@ -17,7 +17,7 @@ for (const checkpoint of checkpoints) {
   const expected = readSafetensors(checkpointFile(checkpoint, 'expected.safetensors'));
   const tokens = i32Of(expected, 'tokens');
   const exact = checkpoint.includes('fp8');
-  const limit = exact ? 2e-6 : 1.25e-2;
+  const limit = exact ? 2e-6 : int8RmsOf(checkpoint);
 
   const check = (found: Float32Array, what: string): void => {
     const width = found.length / tokens.length;

@@ -34,7 +34,8 @@ test('both containers of a family are one spec, but for what each stores in its 
       [...(weights?.keys() ?? [])].filter((name) => name !== 'ropeFactors').sort();
     assert.deepEqual(names(folder?.weights), names(gguf?.weights), family);
     const pairing = folder?.spec.layers[0]?.attention.rope?.pairing;
-    assert.equal(pairing, 'half', family);
+    // Ernie's is so in either container.
+    assert.equal(pairing, family === 'ernie4_5-moe' ? 'adjacent' : 'half', family);
   }
 });
 

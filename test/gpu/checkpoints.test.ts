@@ -6,7 +6,7 @@
 import assert from 'node:assert/strict';
 import { after, test } from 'node:test';
 import { relativeRms, runTokens, withDevice } from '../support/device.ts';
-import { checkpointFile, checkpoints } from '../support/families.ts';
+import { checkpointFile, checkpoints, int8RmsOf } from '../support/families.ts';
 import { closeGpuTestDevice, gpuTestDevice } from '../support/gpu.ts';
 import { f32Of, i32Of, readSafetensors } from '../support/safetensors.ts';
 
@@ -14,7 +14,6 @@ after(closeGpuTestDevice);
 
 /** A cache of f16 holds eleven bits of keys and values. */
 const CACHE = 1e-3;
-const INT8_STEPS = 1.25e-2;
 /** Steps that are run: the others would show nothing more. */
 const STEPS = 6;
 
@@ -36,7 +35,7 @@ for (const checkpoint of checkpoints) {
           const step = await runTokens(model, [tokens[at] as number], at, 'step');
           const own = relativeRms(step, logits.subarray(at * vocabulary, (at + 1) * vocabulary));
           assert.ok(
-            own <= (checkpoint.includes('fp8') ? CACHE : INT8_STEPS),
+            own <= (checkpoint.includes('fp8') ? CACHE : int8RmsOf(checkpoint)),
             `step ${at} has a relative RMS of ${own}`,
           );
         }

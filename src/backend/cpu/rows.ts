@@ -1,6 +1,7 @@
 /** The CPU's kernel table, in the order `select` tries it. */
 
 import { attentionRows } from './kernels/attention.ts';
+import { elementwiseRows } from './kernels/elementwise.ts';
 import { headLinearRows } from './kernels/head-linear.ts';
 import { linearRows } from './kernels/linear.ts';
 import { moeRows } from './kernels/moe.ts';
@@ -13,6 +14,7 @@ const needed = ['simd', 'threads'];
 
 export const cpuRows: readonly CpuRow[] = [
   ...rowwiseRows,
+  ...elementwiseRows,
   ...linearRows,
   ...headLinearRows,
   ...attentionRows,

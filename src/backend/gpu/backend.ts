@@ -21,7 +21,7 @@ import type { Binding, RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
 import { DeviceBuffers, type SamplingBuffers } from './device-buffers.ts';
 import { GpuDrawer } from './drawer.ts';
-import { allFinite } from './finite.ts';
+import { allFinite, endsOfLayers } from './finite.ts';
 import { fuse } from './fuse.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
 import { gpuMtpRunner, type ReadPart } from './mtp-run.ts';
@@ -349,18 +349,10 @@ export class GpuExecutable implements Executable {
   async #notFinite(step: Step, met?: NonFiniteError): Promise<NonFiniteError> {
     const { graph, spec } = this.#request;
     const { mode } = step;
-    const dispatches = this.#program.dispatches[mode];
-    // What each layer ends with.
-    const ends = new Map(graph.operations.map(({ output, layer }) => [layer, output]));
-    ends.delete(spec.layers.length);
     let layer = spec.layers.length;
-    for (const [number, name] of ends) {
-      const end = dispatches.findLastIndex(({ bindings }) =>
-        bindings.some((binding) => binding.kind === 'value' && binding.name === name && binding.access === 'write'),
-      );
-      if (end < 0) continue;
+    for (const { number, name, end } of endsOfLayers(graph, layer, this.#program.dispatches[mode])) {
       const count = step.tokens.length * (graph.widths[name] as number);
-      if (await this.#isFiniteUpTo(step, { name, count, end: end + 1 })) continue;
+      if (await this.#isFiniteUpTo(step, { name, count, end })) continue;
       layer = number;
       break;
     }

@@ -1,8 +1,28 @@
-/** Whether values are all finite, as fast as JavaScript tells. */
+/** Whether values are all finite, and where a run is cut short to find the layer that made one that is not. */
 
+import type { Graph } from '../../model/graph.ts';
+import type { Dispatch } from './builder.ts';
+
+/** As fast as JavaScript tells. */
 export function allFinite(values: Float32Array): boolean {
   let nothing = 0;
   // x - x is 0 for finite values and NaN for all others.
   for (let i = 0; i < values.length; i++) nothing += (values[i] as number) - (values[i] as number);
   return nothing === 0;
+}
+
+/** The value that each of `layers` layers ends with, that of the embedding first, and the dispatch behind the one that makes it. */
+export function endsOfLayers(
+  { operations }: Graph,
+  layers: number,
+  dispatches: readonly Pick<Dispatch, 'bindings'>[],
+): readonly { readonly number: number; readonly name: string; readonly end: number }[] {
+  const last = new Map(operations.map(({ output, layer }) => [layer, output]));
+  last.delete(layers);
+  return [...last].flatMap(([number, name]) => {
+    const at = dispatches.findLastIndex(({ bindings }) =>
+      bindings.some((binding) => binding.kind === 'value' && binding.name === name && binding.access === 'write'),
+    );
+    return at < 0 ? [] : [{ number, name, end: at + 1 }];
+  });
 }

@@ -5,6 +5,7 @@
 
 import type { Family } from '../family.ts';
 import { MOST } from '../family-reader.ts';
+import { each, only, silu } from '../hugging-face/dialect.ts';
 import {
   noBias,
   readAttention,
@@ -19,6 +20,23 @@ import { readExperts, readRouting, readSharedCount } from './experts.ts';
 
 export const dots1: Family = {
   architecture: 'dots1',
+
+  dialects: [
+    {
+      modelType: 'dots1',
+      fixed: {
+        ...silu,
+        attention_bias: only(false),
+        layer_types: each('full_attention'),
+        scoring_func: only('sigmoid'),
+      },
+      needed: ['head_dim'],
+      ignored: {
+        sliding_window: 'no layer has a sliding window (layer_types)',
+        max_window_layers: 'no layer has a sliding window (layer_types)',
+      },
+    },
+  ],
 
   read(reader) {
     const stem = readStem(reader);

@@ -6,6 +6,7 @@
 
 import type { Family } from '../family.ts';
 import { type FamilyReader, MOST } from '../family-reader.ts';
+import { only, silu } from '../hugging-face/dialect.ts';
 import type { AttentionSpec, ClampedSwiglu, RopeSpec } from '../spec.ts';
 import {
   readAttention,
@@ -25,11 +26,53 @@ const activation: ClampedSwiglu = { kind: 'clampedSwiglu', alpha: 1.702, limit: 
 export const gptOss: Family = {
   architecture: 'gpt-oss',
 
+  dialects: [
+    {
+      modelType: 'gpt_oss',
+      fixed: {
+        ...silu,
+        attention_bias: only(true),
+        swiglu_alpha: only(activation.alpha),
+        swiglu_limit: only(activation.limit),
+      },
+      needed: ['head_dim', 'layer_types'],
+      keys: {
+        expert_feed_forward_length: ['intermediate_size'],
+        feed_forward_length: [],
+        'attention.sliding_window': ['sliding_window'],
+        'attention.sliding_window_pattern': ['layer_types'],
+      },
+      tensors: {
+        'model.layers.N.post_attention_layernorm': 'blk.N.post_attention_norm',
+        'model.layers.N.self_attn.sinks': 'blk.N.attn_sinks.weight',
+        'model.layers.N.mlp.router': 'blk.N.ffn_gate_inp',
+        'model.layers.N.mlp.experts.down_proj_bias': 'blk.N.ffn_down_exps.bias',
+      },
+      fused: {
+        'model.layers.N.mlp.experts.gate_up_proj': {
+          parts: ['blk.N.ffn_gate_exps.weight', 'blk.N.ffn_up_exps.weight'],
+          rows: 'turns',
+          transposed: true,
+        },
+        'model.layers.N.mlp.experts.gate_up_proj_bias': {
+          parts: ['blk.N.ffn_gate_exps.bias', 'blk.N.ffn_up_exps.bias'],
+          rows: 'turns',
+        },
+        'model.layers.N.mlp.experts.down_proj': {
+          parts: ['blk.N.ffn_down_exps.weight'],
+          rows: 'halves',
+          transposed: true,
+        },
+      },
+    },
+  ],
+
   read(reader) {
     const stem = readStem(reader);
     const layerCount = readBlockCount(reader);
     const heads = readHeads(reader, stem.hidden, layerCount);
-    const rope = untruncated(readRope(reader, heads.headDim, { pairing: 'half', dimensions: heads.headDim }));
+    const said = readRope(reader, heads.headDim, { pairing: 'half', dimensions: heads.headDim });
+    const rope = reader.file.container === 'gguf' ? untruncated(said) : said;
     const windows = readWindows(reader, layerCount, { period: 2, whole: 'last' });
     const routing = readRouting(reader, { gating: 'softmax', selectionBias: false, normalise: true, scale: 1 });
     const inner = reader.count('expert_feed_forward_length', { min: 1, max: MOST });

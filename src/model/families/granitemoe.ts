@@ -7,6 +7,7 @@
 
 import type { Family } from '../family.ts';
 import { MOST } from '../family-reader.ts';
+import { silu } from '../hugging-face/dialect.ts';
 import {
   biasAsInFile,
   readAttention,
@@ -21,11 +22,36 @@ import { readExperts, readRouting } from './experts.ts';
 export const granitemoe: Family = {
   architecture: 'granitemoe',
 
+  dialects: [
+    {
+      modelType: 'granitemoe',
+      fixed: silu,
+      keys: {
+        'attention.scale': ['attention_multiplier'],
+        embedding_scale: ['embedding_multiplier'],
+        residual_scale: ['residual_multiplier'],
+        logit_scale: ['logits_scaling'],
+      },
+      tensors: {
+        'model.layers.N.block_sparse_moe.router.layer': 'blk.N.ffn_gate_inp',
+        'model.layers.N.block_sparse_moe.output_linear.weight': 'blk.N.ffn_down_exps.weight',
+      },
+      fused: {
+        'model.layers.N.block_sparse_moe.input_linear.weight': {
+          parts: ['blk.N.ffn_gate_exps.weight', 'blk.N.ffn_up_exps.weight'],
+          rows: 'halves',
+        },
+      },
+    },
+  ],
+
   read(reader) {
     const stem = readStem(reader);
     const layerCount = readBlockCount(reader);
     const heads = readHeads(reader, stem.hidden, layerCount);
-    const rope = readRope(reader, heads.headDim, { pairing: 'adjacent', dimensions: heads.headDim });
+    // GGUF permutes the rows of queries and keys, as Llama's.
+    const pairing = reader.file.container === 'gguf' ? 'adjacent' : 'half';
+    const rope = readRope(reader, heads.headDim, { pairing, dimensions: heads.headDim });
     const routing = readRouting(reader, { gating: 'softmax', selectionBias: false, normalise: true, scale: 1 });
     const inner = reader.count('feed_forward_length', { min: 1, max: MOST });
     const scale = reader.positiveFloat('attention.scale');

@@ -14,7 +14,7 @@ export interface WindowFacts {
 
 /**
  * The reach of each layer, undefined for those that see everything. The file gives the window and may give a pattern: a
- * flag for each layer that is true for a window, or a period.
+ * flag for each layer that is true for a window, or in words as `config.json` has it, or a period.
  * @throws CorruptFileError `corrupt_file`
  */
 export function readWindows(
@@ -28,7 +28,7 @@ export function readWindows(
 
 function readPattern(reader: FamilyReader, layers: number, { period, whole }: WindowFacts): readonly boolean[] {
   const key = 'attention.sliding_window_pattern';
-  if (reader.file.metadata.get(reader.fullKey(key))?.type === 'array') return reader.flags(key, layers);
+  if (reader.isArray(key)) return reader.flags(key, layers, { sliding_attention: true, full_attention: false });
   const every = reader.count(key, { min: 1, max: 2 ** 31 - 1, default: period });
   const at = whole === 'first' ? 0 : every - 1;
   return Array.from({ length: layers }, (_, layer) => layer % every !== at);

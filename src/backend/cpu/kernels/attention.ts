@@ -9,7 +9,7 @@ import { Fault } from '../control.ts';
 import type { CachePlace, Place, StepPlaces, Task } from '../program.ts';
 import type { CpuRow } from '../row.ts';
 import type { Arena, KernelCall, RunningTask, WorkerView } from '../task.ts';
-import { rowOf } from './rowwise.ts';
+import { rowOf } from './row-task.ts';
 import { f16Tolerance, f32Tolerance } from './tolerances.ts';
 
 /** Query vectors a unit takes at most: they share the keys and values of a page. Query heads beyond that are other units. */

@@ -10,7 +10,8 @@ import { gluOf } from './activation.ts';
 import type { GatedParts, Stack } from './expert-products.ts';
 import type { RoutingPlaces } from './moe.ts';
 import { Product, type ProductRequest, productScratch } from './product.ts';
-import { encoder, rowOf } from './rowwise.ts';
+import { rowOf } from './row-task.ts';
+import { encoder } from './rowwise.ts';
 
 interface RouteTask extends Task {
   readonly logits: Place;

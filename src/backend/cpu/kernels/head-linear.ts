@@ -8,7 +8,8 @@ import type { Place, Task } from '../program.ts';
 import type { CpuRow } from '../row.ts';
 import type { RunningTask, WorkerView } from '../task.ts';
 import { Product, productScratch } from './product.ts';
-import { encoder, rowOf } from './rowwise.ts';
+import { rowOf } from './row-task.ts';
+import { encoder } from './rowwise.ts';
 import { encodingTolerances } from './tolerances.ts';
 
 interface HeadLinearTask extends Task {

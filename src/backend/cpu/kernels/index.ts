@@ -4,21 +4,11 @@ import { InternalError } from '../../../errors.ts';
 import type { Task } from '../program.ts';
 import type { RunningTask, WorkerView } from '../task.ts';
 import { makeAttend, makeStore } from './attention.ts';
+import { makeAdd, makeConcat, makeGate, makeGlu, makeScale } from './elementwise.ts';
 import { makeCombine, makeExpertsIn, makeExpertsOut, makeGatedIn, makeRoute, makeSortPairs } from './experts.ts';
 import { makeEncodeHeads, makeHeadLinear } from './head-linear.ts';
 import { makeLinear } from './linear.ts';
-import {
-  makeAdd,
-  makeConcat,
-  makeEmbed,
-  makeEncode,
-  makeGate,
-  makeGlu,
-  makeIncoming,
-  makeNorm,
-  makeRope,
-  makeScale,
-} from './rowwise.ts';
+import { makeEmbed, makeEncode, makeIncoming, makeNorm, makeRope } from './rowwise.ts';
 
 const makers: Readonly<Record<string, (task: Task, worker: WorkerView) => RunningTask>> = {
   embed: makeEmbed,
