@@ -1,7 +1,7 @@
 /**
- * The forward pass as data: operations over T rows with named values. `decoder.ts` alone writes graphs; backends read
- * them. An operation carries spec data and logical weight names, never threads, buffers or devices. A backend may rewrite a
- * graph before kernels are chosen: the operations that only such a rewrite makes are the fused ones below.
+ * The forward pass as data: operations over T rows with named values. `decoder.ts` and its blocks alone write graphs;
+ * backends read them. An operation carries spec data and logical weight names, never threads, buffers or devices. A backend
+ * may rewrite a graph before kernels are chosen: the operations that only such a rewrite makes are the fused ones below.
  */
 
 import type { Activation, GateActivation, MoeSpec, ReachSpec, RopeSpec, TemperatureSpec } from './spec.ts';
