@@ -1,11 +1,12 @@
 /** What all commands share, against a library made for the test: errors, exit codes, help; and the plan. */
 
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { fakeLibrary, plan, world } from '../../test/support/cli-world.ts';
 import { CorruptFileError, Refusal } from '../errors.ts';
 import { shapes } from '../synthetic/shapes.ts';
-import { main } from './commands.ts';
+import { checkNode, main } from './commands.ts';
 
 const words = fakeLibrary(() => ['A glacier', ' is ice.']);
 
@@ -112,4 +113,12 @@ test('help and version', async () => {
   const { context, out } = world(words.library);
   assert.equal(await main(['--version'], context), 0);
   assert.match(out(), /^\d+\.\d+\.\d+\n$/);
+});
+
+test('a Node that is too old is told so, at the age that package.json states', () => {
+  const { engines } = JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8'));
+  assert.equal(engines.node, '>=22');
+  checkNode('22.0.0');
+  checkNode(process.versions.node);
+  assert.throws(() => checkNode('20.20.2'), /found Node 20\.20\.2; Conclave needs Node 22 or later/);
 });

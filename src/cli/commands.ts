@@ -1,7 +1,7 @@
 /** The commands there are: picks one, and turns whatever goes wrong into one line and an exit code. */
 
 import { readFileSync } from 'node:fs';
-import { UsageError } from '../errors.ts';
+import { Refusal, UsageError } from '../errors.ts';
 import { nearest } from './args.ts';
 import { type Context, write } from './context.ts';
 import { describeError, type ExitCode, exitCodeOf } from './fail.ts';
@@ -67,12 +67,22 @@ function version(): string {
 /** Runs one command line. Everything that is thrown ends here. */
 export async function main(argv: readonly string[], context: Context): Promise<ExitCode> {
   try {
+    checkNode(process.versions.node);
     return await dispatch(argv, context);
   } catch (error) {
     const code = exitCodeOf(error);
     if (code !== 130) await write(context.stderr, `${describeError(error, argv.includes('--verbose'))}\n`);
     return code;
   }
+}
+
+/** The oldest Node that what is published runs on, as package.json states it. */
+const LEAST_NODE = 22;
+
+/** @throws Refusal `refused` for an older Node, which would fail at something that it does not have */
+export function checkNode(version: string): void {
+  if (Number.parseInt(version, 10) >= LEAST_NODE) return;
+  throw new Refusal(`found Node ${version}; Conclave needs Node ${LEAST_NODE} or later: install a current one`);
 }
 
 async function dispatch(argv: readonly string[], context: Context): Promise<ExitCode> {

@@ -225,7 +225,6 @@ const placement = [
   'expert-uses',
   'expert-prefetch',
   'expert-pin',
-  'spec',
   'gpu-checks',
   'kv',
   'memory',
@@ -259,6 +258,7 @@ export const runFlags = pick([
   'chat',
   ...generation,
   'expert-stats',
+  'spec',
   'spec-stats',
   ...placement,
   ...output,
@@ -271,14 +271,14 @@ export const traceFlags = {
   ...pick(['output', ...generation, ...placement, ...output]),
 } as const satisfies FlagTable;
 
-export const planFlags = pick(['model', 'synthetic', ...placement, ...output]);
+export const planFlags = pick(['model', 'synthetic', ...placement, 'spec', ...output]);
 
 export const inspectFlags = pick(['model', 'ignore-key', ...output]);
 
 export const benchFlags = {
   ...pick(['model', 'synthetic', 'prompt-tokens', 'decode-tokens', 'depth']),
   file: { ...flags.file, about: 'decode after the prompts of this file, one a line, instead of random tokens' },
-  ...pick(['repetitions', 'seed', 'routing', 'expert-stats', ...placement, ...output]),
+  ...pick(['repetitions', 'seed', 'routing', 'expert-stats', ...placement, 'spec', ...output]),
 } as const satisfies FlagTable;
 
 export const replayFlags = {

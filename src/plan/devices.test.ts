@@ -72,6 +72,7 @@ test('options that contradict each other are refused by name', () => {
     [{ device: 'cpu', gpuLayers: 'auto' }, /gpuLayers \(-g\) puts layers on a GPU, and device \(--device\) is cpu/],
     [{ device: 'reference', gpuLayers: -1 }, /is reference; leave one of them out/],
     [{ gpuMemoryBytes: 5 }, /gpuMemoryBytes \(--gpu-memory\) is of use only where layers run on a GPU/],
+    [{ gpuChecks: true }, /gpuChecks \(--gpu-checks\) is of use only where layers run on a GPU/],
     [{ device: 'cpu', gpuMemoryBytes: 5 }, /--gpu-memory/],
     [{ device: 'gpu', gpuLayers: 0, gpuMemoryBytes: 5 }, /\(--gpu-memory\) .*, and gpuLayers \(-g\) is 0; leave one/],
   ];

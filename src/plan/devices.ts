@@ -64,9 +64,14 @@ export function checkDevices(options: PlanOptions): void {
   }
   if (gpuUse(options) !== 'none') return;
   const experts = expertOption(options);
-  const [option, flag] =
-    gpuMemoryBytes === undefined ? [experts?.option, experts?.flag] : ['gpuMemoryBytes', '--gpu-memory'];
-  if (option === undefined) return;
+  const given: readonly (readonly [option: string, flag: string, is: boolean])[] = [
+    ['gpuMemoryBytes', '--gpu-memory', gpuMemoryBytes !== undefined],
+    [experts?.option ?? '', experts?.flag ?? '', experts !== undefined],
+    ['gpuChecks', '--gpu-checks', options.gpuChecks === true],
+  ];
+  const found = given.find(([, , is]) => is);
+  if (found === undefined) return;
+  const [option, flag] = found;
   const todo =
     gpuLayers === 0
       ? ', and gpuLayers (-g) is 0; leave one of them out'
