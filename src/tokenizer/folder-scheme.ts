@@ -7,6 +7,7 @@ import { Tokenizer as Library } from '@huggingface/tokenizers';
 import { CorruptFileError, Refusal } from '../errors.ts';
 import { isJsonObject, type JsonObject, type JsonValue } from '../format/json.ts';
 import { byteCharacters } from './byte-level.ts';
+import { checkPatterns } from './folder-checks.ts';
 import type { TextKind } from './folder-vocabulary.ts';
 import type { Scheme } from './scheme.ts';
 import { SPACE_MARK } from './sentencepiece.ts';
@@ -35,10 +36,11 @@ export function textKind(json: JsonObject, where: string): TextKind {
 
 /**
  * @throws CorruptFileError `corrupt_file` where the library cannot read the file; Refusal `refused` for a post-processor that
- * adds more than BOS and EOS
+ * adds more than BOS and EOS, or for a pattern that may take for ever
  */
 export function folderScheme(json: JsonObject, vocabulary: Vocabulary, kind: TextKind): Scheme {
   const { where } = vocabulary;
+  checkPatterns(json, where);
   const first = libraryOf(json, vocabulary);
   // A text's later stretches are no beginning: where only the first gets a space, they are read by another.
   const prepends = JSON.stringify(json.pre_tokenizer ?? null).includes('"prepend_scheme":"first"');

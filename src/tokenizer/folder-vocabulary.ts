@@ -7,6 +7,7 @@
 import { CorruptFileError, Refusal } from '../errors.ts';
 import { isJsonObject, type JsonObject, type JsonValue } from '../format/json.ts';
 import type { ModelFolder } from '../format/model-folder.ts';
+import { checkMerges } from './folder-checks.ts';
 import { byteOf } from './sentencepiece.ts';
 import { endOfGeneration, type SpecialKey, TokenType, type Vocabulary } from './vocabulary.ts';
 
@@ -68,7 +69,7 @@ export function folderVocabulary(folder: ModelFolder, rows: number, kind: TextKi
     model: kind === 'bytes' ? 'gpt2' : 'llama',
     texts,
     types,
-    merges: Array.isArray(model.merges) ? new Array<string>(model.merges.length).fill('') : [],
+    merges: new Array<string>(checkMerges(model, where)).fill(''),
     ids,
     endOfGeneration: new Set([...endOfGeneration(texts, types, ids), ...ends]),
     addBos: flagOf(folder.tokenizerConfig?.add_bos_token, `${folder.name}: add_bos_token of tokenizer_config.json`),

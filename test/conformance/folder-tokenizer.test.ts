@@ -217,7 +217,8 @@ test('damaged and unsupported files are told by name', () => {
   assert.throws(() => modelWith({ vocab: { a: 1e9 } }), corrupt(/"a" has the id 1000000000/));
   assert.throws(() => modelWith({ vocab: { a: 'x' } }), corrupt(/"a" has the id "x"/));
   assert.throws(() => modelWith({ vocab: { a: 1, b: 1 } }), corrupt(/the id 1 is of "a" and of "b"/));
-  assert.throws(() => modelWith({ merges: 7 }), corrupt(/the tokenizer cannot be read/));
+  assert.throws(() => modelWith({ merges: 7 }), corrupt(/model.merges is 7; expected a list of merges/));
+  assert.throws(() => modelWith({ merges: ['no-such no-token'] }), corrupt(/merges\[0\] is "no-such no-token"/));
   assert.throws(
     () => tokenizerWith({ decoder: { type: 'WordPiece' } }),
     refused(/decoder .*WordPiece.* is not supported/),
