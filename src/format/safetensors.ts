@@ -77,7 +77,7 @@ async function readIndex(file: ByteSource): Promise<ReadonlyMap<string, string> 
   if (!isJsonObject(map)) {
     throw corruptIndex(
       file,
-      'JSON without a weight_map; expected the index of a model, usually called model.safetensors.index.json',
+      'JSON without a weight_map; expected the index of a model, usually called model.safetensors.index.json: or give the folder that the file is in',
     );
   }
   const index = new Map<string, string>();

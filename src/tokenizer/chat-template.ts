@@ -47,8 +47,8 @@ export async function renderChat(
 ): Promise<RenderedTemplate> {
   if (tokenizer.chatTemplate === undefined) {
     throw new TemplateError(
-      `${where}: the file has no chat template (tokenizer.chat_template), so messages cannot be turned into a prompt; ` +
-        'give the prompt as text instead',
+      `${where}: it has no chat template (tokenizer.chat_template of a GGUF, chat_template.jinja of a folder), so messages cannot be turned into ` +
+        'a prompt; give the prompt as text instead (--raw)',
     );
   }
   return host.render({
