@@ -7,6 +7,8 @@ export type FeedName = 'file' | 'memory';
 
 /** Milliseconds that a byte costs this thread when it is copied, at first: those of a large host. */
 const FIRST_COPY_MS = 1 / 8e6;
+/** Of fewer bytes the time says nothing: it is that of asking. */
+const LEAST_BYTES = 2 ** 16;
 /** How much of what was measured last goes into what is expected. */
 const LEARN = 0.25;
 /** After a read that was slow, the file is looked at again when copying has taken so many times as long. */
@@ -33,7 +35,7 @@ export class CheaperFeed implements FeedChoice {
   }
 
   learn(feed: FeedName, { bytes, ms }: { readonly bytes: number; readonly ms: number }): void {
-    if (bytes === 0) return;
+    if (bytes < LEAST_BYTES) return;
     const each = ms / bytes;
     if (feed === 'memory') {
       this.#copyMs += LEARN * (each - this.#copyMs);
