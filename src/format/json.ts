@@ -9,6 +9,12 @@ export function isJsonObject(value: JsonValue | undefined): value is JsonObject 
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
+/** A value as it stands in the file, cut where it is long: for messages. */
+export function showJson(value: JsonValue | undefined): string {
+  const text = value === undefined ? 'missing' : JSON.stringify(value);
+  return text.length > 80 ? `${text.slice(0, 80)}…` : text;
+}
+
 /**
  * Whether a file that starts with `head` is JSON text that opens an object. A safetensors file may start with a brace
  * too (a header of 123 bytes), but then bytes of its length are 0, which no text has.

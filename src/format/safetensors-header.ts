@@ -5,7 +5,7 @@
 
 import { CorruptFileError, Refusal } from '../errors.ts';
 import type { JsonObject, JsonValue } from './json.ts';
-import { isJsonObject, parseJson } from './json.ts';
+import { isJsonObject, parseJson, showJson } from './json.ts';
 import type { TensorInfo } from './model-file.ts';
 import type { ByteSource } from './source.ts';
 import { strictUtf8 } from './utf8.ts';
@@ -109,11 +109,11 @@ async function readJson(source: ByteSource): Promise<{ value: JsonObject; end: n
 
 function readMetadata(source: ByteSource, entry: JsonValue, metadata: Map<string, string>): void {
   if (!isJsonObject(entry)) {
-    throw corrupt(source, '__metadata__', `${shown(entry)}; expected an object of strings`);
+    throw corrupt(source, '__metadata__', `${showJson(entry)}; expected an object of strings`);
   }
   for (const [key, value] of Object.entries(entry)) {
     if (typeof value !== 'string') {
-      throw corrupt(source, `__metadata__, ${key}`, `${shown(value)}; expected a string`);
+      throw corrupt(source, `__metadata__, ${key}`, `${showJson(value)}; expected a string`);
     }
     metadata.set(key, value);
   }
@@ -125,7 +125,7 @@ function readEntry(source: ByteSource, name: string, entry: JsonValue, dataBytes
     throw corrupt(source, 'the header', 'a tensor without a name; expected at least one character');
   }
   if (!isJsonObject(entry)) {
-    throw corrupt(source, place, `${shown(entry)}; expected an object with dtype, shape and data_offsets`);
+    throw corrupt(source, place, `${showJson(entry)}; expected an object with dtype, shape and data_offsets`);
   }
   const { dtype, shape, data_offsets: offsets } = entry;
   const extra = Object.keys(entry).find((field) => !ENTRY_FIELDS.has(field));
@@ -135,20 +135,20 @@ function readEntry(source: ByteSource, name: string, entry: JsonValue, dataBytes
     });
   }
   if (typeof dtype !== 'string') {
-    throw corrupt(source, place, `dtype ${shown(dtype)}; expected a string`);
+    throw corrupt(source, place, `dtype ${showJson(dtype)}; expected a string`);
   }
   if (!isCounts(shape)) {
-    throw corrupt(source, place, `shape ${shown(shape)}; expected a list of whole numbers from 0 up`);
+    throw corrupt(source, place, `shape ${showJson(shape)}; expected a list of whole numbers from 0 up`);
   }
   if (!isCounts(offsets) || offsets.length !== 2) {
-    throw corrupt(source, place, `data_offsets ${shown(offsets)}; expected two whole numbers from 0 up`);
+    throw corrupt(source, place, `data_offsets ${showJson(offsets)}; expected two whole numbers from 0 up`);
   }
   const [begin, end] = offsets as [number, number];
   if (begin > end || end > dataBytes) {
     throw corrupt(
       source,
       place,
-      `data_offsets ${shown(offsets)}; expected a start, then an end within the ${dataBytes} bytes of data; ` +
+      `data_offsets ${showJson(offsets)}; expected a start, then an end within the ${dataBytes} bytes of data; ` +
         'the file is damaged, or its download was cut short',
     );
   }
@@ -164,7 +164,7 @@ function readEntry(source: ByteSource, name: string, entry: JsonValue, dataBytes
     throw corrupt(
       source,
       place,
-      `shape ${shown(shape)} of ${dtype} takes ${size} bytes, but data_offsets ${shown(offsets)} span ${end - begin}`,
+      `shape ${showJson(shape)} of ${dtype} takes ${size} bytes, but data_offsets ${showJson(offsets)} span ${end - begin}`,
     );
   }
   return { format: dtype, shape, begin, end };
@@ -197,12 +197,6 @@ function checkCoverage(source: ByteSource, tensors: readonly TensorInfo[], dataS
 
 function isCounts(value: JsonValue | undefined): value is readonly number[] {
   return Array.isArray(value) && value.every((each) => Number.isSafeInteger(each) && each >= 0);
-}
-
-/** A value as it stands in the file, cut where it is long. */
-function shown(value: JsonValue | undefined): string {
-  const text = value === undefined ? 'missing' : JSON.stringify(value);
-  return text.length > 80 ? `${text.slice(0, 80)}…` : text;
 }
 
 function corrupt(source: ByteSource, place: string, message: string): CorruptFileError {

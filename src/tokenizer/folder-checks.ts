@@ -4,7 +4,7 @@
  */
 
 import { CorruptFileError, Refusal } from '../errors.ts';
-import { isJsonObject, type JsonObject, type JsonValue } from '../format/json.ts';
+import { isJsonObject, type JsonObject, type JsonValue, showJson } from '../format/json.ts';
 
 /**
  * Merges of a BPE model: texts `left right` or pairs, whose parts and whole are in the vocabulary.
@@ -13,7 +13,7 @@ import { isJsonObject, type JsonObject, type JsonValue } from '../format/json.ts
 export function checkMerges({ merges, vocab, continuing_subword_prefix: prefix }: JsonObject, where: string): number {
   if (merges === undefined || merges === null) return 0;
   if (!Array.isArray(merges)) {
-    throw new CorruptFileError(`${where}: model.merges is ${show(merges)}; expected a list of merges`);
+    throw new CorruptFileError(`${where}: model.merges is ${showJson(merges)}; expected a list of merges`);
   }
   const known = new Set(isJsonObject(vocab) ? Object.keys(vocab) : []);
   const cut = typeof prefix === 'string' ? prefix.length : 0;
@@ -23,13 +23,13 @@ export function checkMerges({ merges, vocab, continuing_subword_prefix: prefix }
     const [left, right] = parts;
     if (parts.length !== 2 || typeof left !== 'string' || typeof right !== 'string') {
       throw new CorruptFileError(
-        `${where}: model.merges[${index}] is ${show(merge)}; expected two texts with a space between`,
+        `${where}: model.merges[${index}] is ${showJson(merge)}; expected two texts with a space between`,
       );
     }
     for (const text of [left, right, left + right.slice(cut)]) {
       if (known.has(text)) continue;
       throw new CorruptFileError(
-        `${where}: model.merges[${index}] is ${show(merge)}, and ${JSON.stringify(text.slice(0, 40))} is no token of model.vocab; the file is damaged`,
+        `${where}: model.merges[${index}] is ${showJson(merge)}, and ${JSON.stringify(text.slice(0, 40))} is no token of model.vocab; the file is damaged`,
       );
     }
   });
@@ -97,8 +97,4 @@ function classEnd(pattern: string, start: number): number {
     else if (pattern[at] === ']' && --depth === 0) return at;
   }
   return pattern.length;
-}
-
-function show(value: JsonValue | undefined): string {
-  return (JSON.stringify(value) ?? 'missing').slice(0, 80);
 }

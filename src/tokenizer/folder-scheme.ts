@@ -5,7 +5,7 @@
 
 import { Tokenizer as Library } from '@huggingface/tokenizers';
 import { CorruptFileError, Refusal } from '../errors.ts';
-import { isJsonObject, type JsonObject, type JsonValue } from '../format/json.ts';
+import { isJsonObject, type JsonObject, type JsonValue, showJson } from '../format/json.ts';
 import { byteCharacters } from './byte-level.ts';
 import { checkPatterns } from './folder-checks.ts';
 import type { TextKind } from './folder-vocabulary.ts';
@@ -20,7 +20,7 @@ import { TokenType, type Vocabulary } from './vocabulary.ts';
 export function textKind(json: JsonObject, where: string): TextKind {
   const model = isJsonObject(json.model) ? json.model.type : undefined;
   if (model !== 'BPE') {
-    throw new Refusal(`${where}: the tokenizer model ${show(model)} is not supported; supported is "BPE"`);
+    throw new Refusal(`${where}: the tokenizer model ${showJson(model)} is not supported; supported is "BPE"`);
   }
   const steps = stepsOf(json.decoder, 'decoders');
   if (steps.some(({ type }) => type === 'ByteLevel')) return 'bytes';
@@ -30,7 +30,7 @@ export function textKind(json: JsonObject, where: string): TextKind {
   );
   if (spaces) return 'pieces';
   throw new Refusal(
-    `${where}: the decoder ${show(json.decoder)} is not supported; supported are ByteLevel, Metaspace and the replacement of ${SPACE_MARK}`,
+    `${where}: the decoder ${showJson(json.decoder)} is not supported; supported are ByteLevel, Metaspace and the replacement of ${SPACE_MARK}`,
   );
 }
 
@@ -152,9 +152,4 @@ function checkBytes(bytes: Uint8Array, lacking: ReadonlySet<number>, where: stri
       'the characters that need it out of the text',
     { data: { byte } },
   );
-}
-
-function show(value: JsonValue | undefined): string {
-  const text = value === undefined ? 'missing' : JSON.stringify(value);
-  return text.length > 80 ? `${text.slice(0, 80)}…` : text;
 }

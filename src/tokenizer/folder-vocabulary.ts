@@ -5,7 +5,7 @@
  */
 
 import { CorruptFileError, Refusal } from '../errors.ts';
-import { isJsonObject, type JsonObject, type JsonValue } from '../format/json.ts';
+import { isJsonObject, type JsonObject, type JsonValue, showJson } from '../format/json.ts';
 import type { ModelFolder } from '../format/model-folder.ts';
 import { checkMerges } from './folder-checks.ts';
 import { byteOf } from './sentencepiece.ts';
@@ -46,7 +46,7 @@ export function folderVocabulary(folder: ModelFolder, rows: number, kind: TextKi
   const put = (text: string, id: JsonValue, type: number) => {
     if (typeof id !== 'number' || !Number.isInteger(id) || id < 0 || id >= rows) {
       throw new CorruptFileError(
-        `${where}: the token ${JSON.stringify(text.slice(0, 40))} has the id ${show(id)}; expected one from 0 to ` +
+        `${where}: the token ${JSON.stringify(text.slice(0, 40))} has the id ${showJson(id)}; expected one from 0 to ` +
           `${rows - 1}, since the model's embedding has ${rows} rows`,
       );
     }
@@ -82,13 +82,15 @@ export function folderVocabulary(folder: ModelFolder, rows: number, kind: TextKi
 /** `added_tokens` of `tokenizer.json`. @throws as {@link folderVocabulary} */
 function addedTokens(value: JsonValue | undefined, where: string): readonly AddedToken[] {
   if (!Array.isArray(value)) {
-    throw new CorruptFileError(`${where}: added_tokens is ${show(value)}; expected a list of tokens`);
+    throw new CorruptFileError(`${where}: added_tokens is ${showJson(value)}; expected a list of tokens`);
   }
   return value.map((entry, index) => {
     const at = `${where}: added_tokens[${index}]`;
     const { id, content, special, single_word, lstrip, rstrip } = objectOf(entry, at);
     if (typeof id !== 'number' || typeof content !== 'string' || content === '') {
-      throw new CorruptFileError(`${at}: id ${show(id)} and content ${show(content)}; expected a number and a text`);
+      throw new CorruptFileError(
+        `${at}: id ${showJson(id)} and content ${showJson(content)}; expected a number and a text`,
+      );
     }
     if (single_word === true || lstrip === true || rstrip === true) {
       const which = single_word === true ? 'single_word' : lstrip === true ? 'lstrip' : 'rstrip';
@@ -113,7 +115,7 @@ function specialIds(
     const found = typeof text === 'string' ? texts.indexOf(text) : -1;
     if (found < 0) {
       throw new CorruptFileError(
-        `${name}: ${key} of tokenizer_config.json is ${show(said)}, which is no token of tokenizer.json; expected one of its texts`,
+        `${name}: ${key} of tokenizer_config.json is ${showJson(said)}, which is no token of tokenizer.json; expected one of its texts`,
         { data: { key } },
       );
     }
@@ -127,7 +129,7 @@ function endIds(file: JsonObject | undefined, where: string, rows: number): numb
   const said = file?.eos_token_id ?? [];
   return (Array.isArray(said) ? said : [said]).map((id) => {
     if (typeof id === 'number' && Number.isInteger(id) && id >= 0 && id < rows) return id;
-    throw new CorruptFileError(`${where}: eos_token_id is ${show(said)}; expected ids from 0 to ${rows - 1}`, {
+    throw new CorruptFileError(`${where}: eos_token_id is ${showJson(said)}; expected ids from 0 to ${rows - 1}`, {
       data: { key: 'eos_token_id' },
     });
   });
@@ -142,21 +144,16 @@ function templateOf({ tokenizerConfig, name }: ModelFolder): string | undefined 
     : undefined;
   if (typeof chosen === 'string') return chosen;
   throw new CorruptFileError(
-    `${name}: chat_template of tokenizer_config.json is ${show(said)}; expected a text, or a list with one that is called default`,
+    `${name}: chat_template of tokenizer_config.json is ${showJson(said)}; expected a text, or a list with one that is called default`,
   );
 }
 
 function flagOf(value: JsonValue | undefined, where: string): boolean | undefined {
   if (value === undefined || value === null || typeof value === 'boolean') return value ?? undefined;
-  throw new CorruptFileError(`${where} is ${show(value)}; expected true or false`);
+  throw new CorruptFileError(`${where} is ${showJson(value)}; expected true or false`);
 }
 
 function objectOf(value: JsonValue | undefined, where: string): JsonObject {
   if (isJsonObject(value)) return value;
-  throw new CorruptFileError(`${where} is ${show(value)}; expected an object`);
-}
-
-function show(value: JsonValue | undefined): string {
-  const text = value === undefined ? 'missing' : JSON.stringify(value);
-  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
+  throw new CorruptFileError(`${where} is ${showJson(value)}; expected an object`);
 }

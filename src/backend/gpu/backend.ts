@@ -21,7 +21,7 @@ import type { Binding, RunShape } from './builder.ts';
 import { Gpu } from './device.ts';
 import { DeviceBuffers, type SamplingBuffers } from './device-buffers.ts';
 import { GpuDrawer } from './drawer.ts';
-import { allFinite, endsOfLayers } from './finite.ts';
+import { allFinite, endsOfLayers, notFinite } from './finite.ts';
 import { fuse } from './fuse.ts';
 import { type GpuProgram, layOutGpu } from './layout.ts';
 import { gpuMtpRunner, type ReadPart } from './mtp-run.ts';
@@ -95,15 +95,6 @@ function programFor({ plan, spec, graph: unfused, weights }: PrepareRequest): Gp
     hostPairs: plan.experts?.hostPairs,
     foresees: plan.experts?.prefetch === 'gate',
   });
-}
-
-function notFinite({ mode, positions, tokens }: Step, layer: number, what: string): NonFiniteError {
-  const position = positions[0];
-  return new NonFiniteError(
-    `${what} is not finite, in the ${mode} of ${tokens.length} rows from position ${position} on;` +
-      ' the weights are damaged or the model does not fit its format',
-    { data: { layer, mode, position } },
-  );
 }
 
 export class GpuExecutable implements Executable {

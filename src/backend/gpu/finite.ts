@@ -1,6 +1,8 @@
-/** Whether values are all finite, and where a run is cut short to find the layer that made one that is not. */
+/** Whether values are all finite, where a run is cut short to find the layer that made one that is not, and what is then said. */
 
+import { NonFiniteError } from '../../errors.ts';
 import type { Graph } from '../../model/graph.ts';
+import type { Step } from '../backend.ts';
 import type { Dispatch } from './builder.ts';
 
 /** As fast as JavaScript tells. */
@@ -25,4 +27,13 @@ export function endsOfLayers(
     );
     return at < 0 ? [] : [{ number, name, end: at + 1 }];
   });
+}
+
+export function notFinite({ mode, positions, tokens }: Step, layer: number, what: string): NonFiniteError {
+  const position = positions[0];
+  return new NonFiniteError(
+    `${what} is not finite, in the ${mode} of ${tokens.length} rows from position ${position} on;` +
+      ' the weights are damaged or the model does not fit its format',
+    { data: { layer, mode, position } },
+  );
 }

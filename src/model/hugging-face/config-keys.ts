@@ -4,8 +4,8 @@
  */
 
 import { Refusal } from '../../errors.ts';
-import type { JsonObject } from '../../format/json.ts';
-import { ConfigKeys, type NamedKeys, show } from './config-reader.ts';
+import { type JsonObject, showJson } from '../../format/json.ts';
+import { ConfigKeys, type NamedKeys } from './config-reader.ts';
 import type { Dialect } from './dialect.ts';
 import { type Quantisation, readQuantisation } from './quantisation.ts';
 import { addRope } from './rope-keys.ts';
@@ -88,7 +88,7 @@ export function nameKeys(
     const found = keys.take(name);
     if (found === undefined || fixed.fits(found)) continue;
     throw new Refusal(
-      `${where}: ${name} is ${show(found)}, which is not supported for the ${architecture} family; supported is ${fixed.expected}`,
+      `${where}: ${name} is ${showJson(found)}, which is not supported for the ${architecture} family; supported is ${fixed.expected}`,
       { data: { key: name, found } },
     );
   }

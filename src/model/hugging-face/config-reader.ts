@@ -1,7 +1,7 @@
 /** Takes values out of `config.json` and puts them under GGUF's keys, and knows what was taken and what is left. */
 
 import { CorruptFileError } from '../../errors.ts';
-import type { JsonObject, JsonValue } from '../../format/json.ts';
+import { type JsonObject, type JsonValue, showJson } from '../../format/json.ts';
 import type { MetadataType, MetadataValue } from '../../format/model-file.ts';
 import type { Ignored } from '../family-reader.ts';
 
@@ -64,7 +64,7 @@ export class ConfigKeys {
     for (const other of others) {
       const found = this.value(other) as JsonValue;
       if (JSON.stringify(found) !== JSON.stringify(value)) {
-        throw this.corrupt(other, show(found), `${first}, which means the same and is ${show(value)}`);
+        throw this.corrupt(other, showJson(found), `${first}, which means the same and is ${showJson(value)}`);
       }
     }
     this.set(key, value, first);
@@ -73,7 +73,7 @@ export class ConfigKeys {
   /** Puts a value under GGUF's key. @throws CorruptFileError `corrupt_file` for what is no plain value */
   set(key: string, value: JsonValue, name: string): void {
     const metadata = metadataOf(value);
-    if (metadata === undefined) throw this.corrupt(name, show(value), 'a plain value');
+    if (metadata === undefined) throw this.corrupt(name, showJson(value), 'a plain value');
     this.#metadata.set(`${this.#prefix}${key}`, metadata);
     this.#names.set(`${this.#prefix}${key}`, name);
   }
@@ -120,10 +120,4 @@ function typeOf(value: JsonValue): MetadataType | undefined {
   if (typeof value === 'number') return Number.isInteger(value) ? 'i64' : 'f64';
   if (typeof value === 'boolean') return 'bool';
   return typeof value === 'string' ? 'string' : undefined;
-}
-
-/** A value as it stands in the file, cut where it is long. */
-export function show(value: JsonValue): string {
-  const text = JSON.stringify(value);
-  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
 }

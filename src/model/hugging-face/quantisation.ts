@@ -4,8 +4,8 @@
  */
 
 import { Refusal } from '../../errors.ts';
-import type { JsonValue } from '../../format/json.ts';
-import { type ConfigKeys, show } from './config-reader.ts';
+import { type JsonValue, showJson } from '../../format/json.ts';
+import type { ConfigKeys } from './config-reader.ts';
 
 /** Which tensors of a module make its weight, by the endings of their names, and what they are. */
 export type Scheme =
@@ -128,7 +128,7 @@ function groups(keys: ConfigKeys): readonly Group[] {
     value === undefined ||
     Object.keys(value as object).length === 0
   ) {
-    throw keys.corrupt(`${AT}.config_groups`, show(value ?? 'missing'), 'an object of groups');
+    throw keys.corrupt(`${AT}.config_groups`, showJson(value ?? 'missing'), 'an object of groups');
   }
   return Object.keys(value as object).map((name): Group => {
     const at = `${AT}.config_groups.${name}`;
@@ -166,7 +166,7 @@ function compressed(keys: ConfigKeys, at: string): Scheme {
     return { kind: 'mxfp4', codes: 'weight_packed', scales: 'weight_scale' };
   }
   throw new Refusal(
-    `${keys.where}: ${at} quantises to ${show(bits ?? 'missing')} bits by ${show(strategy ?? 'missing')} of ${show(size ?? 'any size')}; ` +
+    `${keys.where}: ${at} quantises to ${showJson(bits ?? 'missing')} bits by ${showJson(strategy ?? 'missing')} of ${showJson(size ?? 'any size')}; ` +
       'supported are 8 bits by channel, tensor or block, 4 bits by tensor_group of 16 and by group of 32',
     { data: { key: at } },
   );
@@ -180,7 +180,7 @@ function blockOf(
   const [rows, columns] = Array.isArray(value) ? value : [];
   const fits = (size: JsonValue | undefined) => typeof size === 'number' && Number.isInteger(size) && size >= 1;
   if (!Array.isArray(value) || value.length !== 2 || !fits(rows) || !fits(columns) || (columns as number) % 32 !== 0) {
-    throw keys.corrupt(name, show(value), 'rows and columns, the columns a multiple of 32');
+    throw keys.corrupt(name, showJson(value), 'rows and columns, the columns a multiple of 32');
   }
   return { rows: rows as number, columns: columns as number };
 }
@@ -193,9 +193,9 @@ function only(keys: ConfigKeys, name: string, supported: readonly JsonValue[]): 
 }
 
 function refusal(keys: ConfigKeys, name: string, supported: readonly JsonValue[]): Refusal {
-  const found = show(keys.value(name) ?? 'missing');
+  const found = showJson(keys.value(name) ?? 'missing');
   return new Refusal(
-    `${keys.where}: ${name} of config.json is ${found}, which is not supported; supported is ${supported.map(show).join(' or ')}`,
+    `${keys.where}: ${name} of config.json is ${found}, which is not supported; supported is ${supported.map(showJson).join(' or ')}`,
     { data: { key: name } },
   );
 }
@@ -203,7 +203,7 @@ function refusal(keys: ConfigKeys, name: string, supported: readonly JsonValue[]
 function texts(keys: ConfigKeys, name: string): readonly string[] {
   const value = keys.take(name) ?? [];
   if (Array.isArray(value) && value.every((each) => typeof each === 'string')) return value as readonly string[];
-  throw keys.corrupt(name, show(value), 'a list of names');
+  throw keys.corrupt(name, showJson(value), 'a list of names');
 }
 
 /**
